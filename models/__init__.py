@@ -1,0 +1,1 @@
+"""Transformers in many normalizations, placements, relaxations, and the clipping rules beside them."""
