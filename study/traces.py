@@ -1,0 +1,256 @@
+"""Traces: what every step of a trial left behind, as Parquet part files. No torch, no Ray.
+
+A part is `<run>/<trial>/trace/<first step, 9 digits>.parquet`, written whole. Parts are merged as
+they pile up, by writing the merged part over its first member and deleting the others after it;
+between the two a crash leaves rows twice, which is why a reader takes from each part only the
+steps after those that it has. NaN and inf are values like any other; null means "not sampled".
+
+    writer = TraceWriter(Storage("runs"), "run", "run_00000")
+    writer.append({"step": steps, "loss": losses, ...})
+    writer.close()
+    trace = read_trace(Storage("runs"), "run", "run_00000", columns=["step", "grad_norm"])
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from study.storage import Storage
+
+FORMAT_VERSION = 1
+MAX_PARTS = 64
+
+# Types of the columns that the contract names; every other column is float32.
+COLUMN_TYPES = {"step": pa.int32(), "skipped": pa.bool_()}
+
+
+class TraceError(ValueError):
+    """A trace is not what its writer left: steps are missing or a part can't be read."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One readable part: its file name and the steps that it holds."""
+
+    name: str
+    first: int
+    last: int
+
+    @property
+    def num_steps(self) -> int:
+        return self.last - self.first + 1
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Rows of a trial in the order of their steps, and the parts that could not be read."""
+
+    table: pa.Table
+    unreadable: list[str] = field(default_factory=list)
+
+    def numpy(self, column: str) -> np.ndarray:
+        """One column as an array; null (not sampled) becomes NaN, a column that is absent too."""
+        if column not in self.table.column_names:
+            return np.full(self.table.num_rows, np.nan, np.float32)
+        return self.table.column(column).to_numpy()
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """All columns as arrays."""
+        return {name: self.numpy(name) for name in self.table.column_names}
+
+
+def trace_folder(run_id: str, trial_id: str) -> str:
+    """Where a trial's parts lie, relative to the storage root."""
+    return f"{run_id}/{trial_id}/trace"
+
+
+def list_part_names(storage: Storage, run_id: str, trial_id: str) -> list[str]:
+    """Names of the part files, in the order of their first steps, by one listing."""
+    names = storage.names(trace_folder(run_id, trial_id))
+    return [name for name in names if name.endswith(".parquet") and name[:-8].isdigit()]
+
+
+def read_trace(
+    storage: Storage,
+    run_id: str,
+    trial_id: str,
+    columns: Sequence[str] | None = None,
+    first: int = 1,
+    last: int | None = None,
+) -> Trace:
+    """Steps `first` to `last` of a trial's trace (both included; None: to the end).
+
+    `columns` limits what is read; `step` is always there. Columns that a part lacks are null in its
+    rows. Parts that can't be read are named in `unreadable` and left out.
+    """
+    folder = trace_folder(run_id, trial_id)
+    tables: list[pa.Table] = []
+    unreadable: list[str] = []
+    seen = first - 1
+    names = list_part_names(storage, run_id, trial_id)
+    for name, following in zip(names, [*names[1:], None], strict=True):
+        if last is not None and int(name[:9]) > last:
+            break
+        if following is not None and int(following[:9]) <= first:
+            continue  # the next part begins at or before what is asked for
+        try:
+            table = _read_part(storage, f"{folder}/{name}", columns)
+        except FileNotFoundError:
+            continue  # merged away since the listing: its rows are in the part before it
+        except (pa.ArrowException, OSError) as error:
+            unreadable.append(f"{name}: {error}")
+            continue
+        steps = table.column("step").to_numpy()
+        begin = int(np.searchsorted(steps, seen, side="right"))
+        end = len(steps) if last is None else int(np.searchsorted(steps, last, side="right"))
+        if end > begin:
+            tables.append(table.slice(begin, end - begin))
+            seen = int(steps[end - 1])
+    if not tables:
+        return Trace(_empty(columns), unreadable)
+    table = pa.concat_tables(tables, promote_options="default").combine_chunks()
+    return Trace(table.replace_schema_metadata(None), unreadable)
+
+
+def _read_part(storage: Storage, path: str, columns: Sequence[str] | None) -> pa.Table:
+    with storage.fs.open_input_file(storage.path(path)) as source:
+        part = pq.ParquetFile(source)
+        wanted = None
+        if columns is not None:
+            wanted = [name for name in dict.fromkeys(["step", *columns]) if name in part.schema_arrow.names]
+        return part.read(columns=wanted, use_threads=False)
+
+
+def _empty(columns: Sequence[str] | None) -> pa.Table:
+    names = dict.fromkeys(["step", *(columns if columns is not None else ["loss", "grad_norm"])])
+    return pa.table({name: pa.array([], COLUMN_TYPES.get(name, pa.float32())) for name in names})
+
+
+class TraceWriter:
+    """Appends parts to one trial's trace; the only writer of it at any time.
+
+    `after` is the step from which the trial goes on: rows recorded later than it are dropped (they
+    will be recorded again, identically), and TraceError says so if steps up to it are missing.
+    """
+
+    def __init__(
+        self, storage: Storage, run_id: str, trial_id: str, *, attempt: int = 1, after: int = 0
+    ) -> None:
+        self.storage = storage
+        self.folder = trace_folder(run_id, trial_id)
+        self.metadata = {
+            "gradnorm.format": str(FORMAT_VERSION),
+            "gradnorm.run": run_id,
+            "gradnorm.trial": trial_id,
+            "gradnorm.attempt": str(attempt),
+        }
+        self.parts: list[Part] = []
+        for name in list_part_names(storage, run_id, trial_id):
+            self._adopt(name, after)
+        if self.last != after:
+            raise TraceError(f"trace of {trial_id} ends at step {self.last}, not at step {after}")
+
+    @property
+    def last(self) -> int:
+        """The last step that is on the storage."""
+        return self.parts[-1].last if self.parts else 0
+
+    def _adopt(self, name: str, after: int) -> None:
+        """Take over a part of an earlier attempt: whole, cut at `after`, or not at all."""
+        path = f"{self.folder}/{name}"
+        if int(name[:9]) > max(after, 0):
+            return self.storage.delete(path)
+        try:
+            steps = _read_part(self.storage, path, ["step"]).column("step").to_numpy()
+            last = int(steps[-1])
+            contiguous = last - int(steps[0]) + 1 == len(steps)
+        except (pa.ArrowException, OSError, IndexError) as error:
+            raise TraceError(f"part {path} can't be read: {error}") from error
+        if last <= self.last:
+            return self.storage.delete(path)  # its rows were merged into the part before it
+        if int(steps[0]) != self.last + 1 or not contiguous:
+            raise TraceError(f"steps after {self.last} are missing before part {path}")
+        if last > after:
+            table = _read_part(self.storage, path, None)
+            self._write(name, table.slice(0, after - int(steps[0]) + 1))
+        self.parts.append(Part(name, int(steps[0]), min(last, after)))
+        return None
+
+    def append(self, columns: Mapping[str, Any]) -> None:
+        """Write one part. `columns` maps names to arrays of one length, `step` among them.
+
+        Steps must follow the last written one without a gap. A masked array's masked places and a
+        pyarrow array's nulls are stored as null.
+        """
+        table = _table(columns)
+        steps = table.column("step").to_numpy()
+        if len(steps) == 0:
+            return
+        expected = np.arange(self.last + 1, self.last + 1 + len(steps))
+        if not np.array_equal(steps, expected):
+            raise TraceError(f"steps {steps[0]}..{steps[-1]} don't follow step {self.last} one by one")
+        part = Part(f"{int(steps[0]):09d}.parquet", int(steps[0]), int(steps[-1]))
+        self._write(part.name, table)
+        self.parts.append(part)
+        if len(self.parts) >= MAX_PARTS:
+            self._merge(_mergeable(self.parts))
+
+    def close(self) -> None:
+        """Merge what there is into one part."""
+        self._merge(len(self.parts))
+
+    def _merge(self, num_parts: int) -> None:
+        """Merge the last `num_parts` parts: first the merged part appears, then its members go."""
+        members = self.parts[len(self.parts) - num_parts :]
+        if len(members) < 2:
+            return
+        tables = [_read_part(self.storage, f"{self.folder}/{part.name}", None) for part in members]
+        merged = Part(members[0].name, members[0].first, members[-1].last)
+        self._write(merged.name, pa.concat_tables(tables, promote_options="default"))
+        for part in members[1:]:
+            self.storage.delete(f"{self.folder}/{part.name}")
+        self.parts[len(self.parts) - num_parts :] = [merged]
+
+    def _write(self, name: str, table: pa.Table) -> None:
+        sink = pa.BufferOutputStream()
+        # Step counts by one and neighbouring floats share their high bytes: both encodings show it to zstd.
+        encodings = {
+            column.name: "DELTA_BINARY_PACKED" if pa.types.is_integer(column.type) else "BYTE_STREAM_SPLIT"
+            for column in table.schema
+            if not pa.types.is_boolean(column.type)
+        }
+        pq.write_table(
+            table.replace_schema_metadata(self.metadata),
+            sink,
+            compression="zstd",
+            use_dictionary=False,
+            column_encoding=encodings,
+        )
+        self.storage.write(f"{self.folder}/{name}", sink.getvalue())
+
+
+def _table(columns: Mapping[str, Any]) -> pa.Table:
+    arrays = {}
+    for name, values in columns.items():
+        kind = COLUMN_TYPES.get(name, pa.float32())
+        mask = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
+        arrays[name] = pa.array(np.ma.getdata(values) if mask is not None else values, kind, mask=mask)
+    return pa.table(arrays)
+
+
+def _mergeable(parts: Sequence[Part]) -> int:
+    """How many parts to merge, from the end: as many as there are while none outweighs the others.
+
+    A part is so rewritten only when its merged part at least doubles it: log2(steps) times at most.
+    """
+    best, total, largest = 2, 0, 0
+    for count, part in enumerate(reversed(parts), start=1):
+        total += part.num_steps
+        largest = max(largest, part.num_steps)
+        if count > 2 and largest * 2 <= total:
+            best = count
+    return best
