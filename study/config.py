@@ -1,0 +1,284 @@
+"""Study files: load, override, reject. What comes out is complete and known to be buildable.
+
+A study is one flat YAML file (see study/presets/): `trial` holds fixed settings, `arms` or `space`
+what differs. Precedence: defaults < study file < `--set a.b=c`. Every mistake is one ConfigError in
+the form given; known (where).
+"""
+
+import copy
+import re
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+
+from models.attention import RELAXATIONS
+from models.blocks import BLOCKS
+from models.clipping import CLIPS
+from models.guards import GUARDS
+from models.norms import NORMS
+from models.optimizers import OPTIMIZERS
+from models.transformer import ModelConfig
+from models.variants import Spec, VariantError, check, normalize, options_of, unknown
+from study.data import CORPORA
+from study.schedules import SCHEDULES
+
+PRESETS = Path(__file__).parent / "presets"
+
+
+class ConfigError(ValueError):
+    """A study that can't be run as it is written; one clear line."""
+
+
+def _variant(kind: str, table: Mapping[str, type]) -> Any:
+    """A field type: a word of `table` with its options, all defaults filled in."""
+
+    def complete(spec: Any) -> dict[str, Any]:
+        if not isinstance(spec, str | Mapping):
+            raise VariantError(f"{kind} must be a name or {{name: ..., option: value}}, got {spec!r}")
+        chosen = check(kind, table, spec)
+        variant = table[chosen.pop("name")]
+        hints = typing.get_type_hints(variant.__init__)
+        resolved: dict[str, Any] = {"name": normalize(spec)["name"]}
+        for option, parameter in options_of(variant).items():
+            if option in chosen:
+                resolved[option] = _typed(chosen[option], hints.get(option, Any), f"{kind} {option}")
+            elif parameter.default is parameter.empty:
+                raise VariantError(f"{kind} '{resolved['name']}' needs its option '{option}'")
+            else:
+                resolved[option] = _plain(parameter.default)
+        return resolved
+
+    return Annotated[dict[str, Any], BeforeValidator(complete)]
+
+
+def _typed(value: Any, hint: Any, what: str) -> Any:
+    try:
+        return _plain(TypeAdapter(hint).validate_python(value))
+    except ValidationError as error:
+        raise VariantError(f"{what}: {error.errors()[0]['msg'].lower()}, got {value!r}") from None
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+class Section(BaseModel):
+    """A part of a study file: unknown keys are errors, not silence."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelSection(Section):
+    """The transformer; every field as in models.transformer.ModelConfig, vocabulary from the data."""
+
+    d_model: int = Field(48, gt=0)
+    num_layers: int = Field(8, gt=0)
+    num_heads: int = Field(4, gt=0)
+    context_length: int = Field(48, gt=0)
+    d_ff: int | None = Field(None, gt=0)
+    norm: _variant("norm", NORMS) = Field("layer", validate_default=True)  # type: ignore[valid-type]
+    block: _variant("block", BLOCKS) = Field("pre", validate_default=True)  # type: ignore[valid-type]
+    relaxation: _variant("relaxation", RELAXATIONS) = Field("none", validate_default=True)  # type: ignore[valid-type]
+    causal: bool = True
+    tie_embeddings: bool = False
+    scores: Literal["float32", "bfloat16", "float16"] = "float32"
+    embedding_grad_scale: float = 1.0
+    embedding_norm: bool = False
+    embedding_scale: float = 1.0
+    z_loss: float = 0.0
+    logit_softcap: float = 0.0
+
+    def build(self, vocab_size: int) -> ModelConfig:
+        """The models' own config, for a vocabulary of this size."""
+        return ModelConfig(vocab_size=vocab_size, **self.model_dump())
+
+
+class RecordSection(Section):
+    """What is recorded beside the core columns, and how often."""
+
+    period: int = Field(10, gt=0)  # steps between two samples of the optional groups
+    grad_norms: bool = False  # grad_norm/<group>
+    update_ratios: bool = False  # update_ratio/<group>
+    activations: bool = False  # attn_logit_max and act_rms/<block>
+
+
+class ValidationSection(Section):
+    """Loss on held-out text."""
+
+    fraction: float = Field(0.05, ge=0, lt=1)  # of the corpus, from its end; held out in any case
+    period: int = Field(0, ge=0)  # steps between two measurements; 0: never
+    batches: int = Field(8, gt=0)
+
+
+class TrialConfig(Section):
+    """One training, complete."""
+
+    model: ModelSection = ModelSection()
+    clip: _variant("clip", CLIPS) = Field({"name": "global_norm", "max_norm": 1.0}, validate_default=True)  # type: ignore[valid-type]
+    guard: _variant("guard", GUARDS) = Field("skip_nonfinite", validate_default=True)  # type: ignore[valid-type]
+    optimizer: _variant("optimizer", OPTIMIZERS) = Field("adamw", validate_default=True)  # type: ignore[valid-type]
+    schedule: _variant("schedule", SCHEDULES) = Field("constant", validate_default=True)  # type: ignore[valid-type]
+    data: _variant("data", CORPORA) = Field("stdlib", validate_default=True)  # type: ignore[valid-type]
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    batch_size: int = Field(8, gt=0)  # sequences a step
+    accumulate: int = Field(1, gt=0)  # micro-batches that a step's batch is cut into
+    mask_fraction: float = Field(0.15, gt=0, lt=1)  # of the positions, where the model isn't causal
+    steps: int = Field(1200, gt=0)
+    seed: int = Field(0, ge=0)
+    patience: int = Field(10, gt=0)  # non-finite steps in a row that end a trial as diverged
+    compile: bool = False
+    record: RecordSection = RecordSection()
+    validation: ValidationSection = ValidationSection()
+
+
+class SearchSection(Section):
+    """How the space is walked; the words are Ray's and Optuna's own."""
+
+    algorithm: Literal["grid"] = "grid"
+    seeds: int = Field(1, gt=0)  # every arm is run this often, from trial.seed on
+    scheduler: Literal["none"] = "none"
+    max_concurrent: int | None = Field(None, gt=0)
+
+
+class StudyConfig(Section):
+    """A question and the trials that are to answer it."""
+
+    name: str
+    trial: dict[str, Any] = {}
+    arms: list[dict[str, Any]] = []
+    space: dict[str, Any] = {}
+    search: SearchSection = SearchSection()
+    resources: Literal["auto"] | dict[str, float] = "auto"
+    claims: list[dict[str, Any]] = []
+    max_failures: int = Field(3, ge=0)  # restarts of a trial that dies
+    flush_seconds: float = Field(2.0, gt=0)
+    checkpoint_seconds: float = Field(60.0, ge=0)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1, but 1e-3 is a number."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
+
+
+def parse_value(text: str) -> Any:
+    """The value in `--set key=value`, read as YAML."""
+    try:
+        return yaml.load(text, _Loader)  # noqa: S506 (a SafeLoader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"value '{text}' isn't YAML: {error}") from error
+
+
+def presets() -> list[str]:
+    """Names of the studies that ship."""
+    return sorted(path.stem for path in PRESETS.glob("*.yaml"))
+
+
+def load_study(name: str, overrides: Sequence[str] = ()) -> StudyConfig:
+    """The study of a preset or file, with `a.b=c` overrides applied.
+
+    Raises ConfigError for anything that can't be a study.
+    """
+    path = PRESETS / f"{name}.yaml" if name in presets() else Path(name)
+    where = f"study/presets/{path.name}" if path.parent == PRESETS else str(path)
+    if not path.is_file():
+        if path.suffix in (".yaml", ".yml") or "/" in name:
+            raise ConfigError(f"no study file '{name}'; presets: {', '.join(presets())}")
+        raise ConfigError(str(unknown("preset", name, presets())))
+    try:
+        raw = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506
+    except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"study file '{name}' can't be read: {error}") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f"study file '{name}' must hold a mapping of sections, got {type(raw).__name__}")
+    raw.setdefault("name", path.stem)
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"override '{override}' must look like trial.steps=60 (--set)")
+        set_dotted(raw, key.strip(), parse_value(value))
+        where = f"{where} or --set"
+    return validate(StudyConfig, raw, where)
+
+
+def set_dotted(target: dict[str, Any], key: str, value: Any) -> None:
+    """Set `a.b.c` in nested mappings; a variant's bare name on the way becomes {name: ...}."""
+    *path, last = key.split(".")
+    for part in path:
+        inner = target.get(part, {})
+        target[part] = normalize(inner) if isinstance(inner, str | Mapping) else {}
+        target = target[part]
+    target[last] = value
+
+
+def trial_config(trial: Mapping[str, Any], overrides: Mapping[str, Any], where: str = "") -> TrialConfig:
+    """A trial's settings with an arm's dotted overrides on top, checked to be buildable.
+
+    Raises ConfigError.
+    """
+    raw = copy.deepcopy(dict(trial))
+    for key, value in overrides.items():
+        set_dotted(raw, key, copy.deepcopy(value))
+    data = raw.get("data")
+    if isinstance(data, dict) and "path" in data and data.get("name", "stdlib") == "stdlib":
+        data["name"] = "tokens" if str(data["path"]).endswith(".bin") else "text"
+    elif isinstance(data, dict):
+        data.setdefault("name", "stdlib")
+    _fill_names(raw)
+    config = validate(TrialConfig, raw, where)
+    if config.accumulate > config.batch_size or config.batch_size % config.accumulate:
+        raise ConfigError(
+            f"accumulate {config.accumulate} must divide batch_size {config.batch_size} ({where})"
+        )
+    return config
+
+
+def _fill_names(raw: dict[str, Any]) -> None:
+    """`clip: {max_norm: 10}` means the default clip with this option."""
+    defaults = TrialConfig.model_fields
+    for key in ("clip", "optimizer", "schedule", "guard"):
+        if isinstance(raw.get(key), dict):
+            raw[key].setdefault("name", normalize(defaults[key].default)["name"])
+    for key in ("norm", "block", "relaxation"):
+        section = raw.get("model")
+        if isinstance(section, dict) and isinstance(section.get(key), dict):
+            section[key].setdefault("name", normalize(ModelSection.model_fields[key].default)["name"])
+
+
+def validate(section: type[BaseModel], raw: Mapping[str, Any], where: str) -> Any:
+    """`section` made from `raw`, or a ConfigError about the first thing that is wrong."""
+    try:
+        return section.model_validate(raw)
+    except ValidationError as error:
+        raise ConfigError(_explain(section, error, where)) from None
+
+
+def _explain(section: type[BaseModel], error: ValidationError, where: str) -> str:
+    first = error.errors()[0]
+    location = [str(part) for part in first["loc"]]
+    place = f"{where}: {'.'.join(location)}" if where else ".".join(location)
+    if first["type"] == "extra_forbidden":
+        known = _known_keys(section, location[:-1])
+        return str(unknown("key", location[-1], known, place))
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "value_error":
+        return f"{message} ({place})"
+    if first["type"] == "missing":
+        return f"a value is needed ({place})"
+    return f"{message[0].lower()}{message[1:]}, got {first['input']!r} ({place})"
+
+
+def _known_keys(section: type[BaseModel], path: Iterable[str]) -> list[str]:
+    for part in path:
+        annotation = section.model_fields[part].annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        section = annotation
+    return list(section.model_fields)

@@ -1,0 +1,236 @@
+"""One trial as a generator: trains, and yields a Report at every flush. Knows no Ray.
+
+    for report in train(config, tokens):
+        writer.append(report.rows)
+        torch.save(report.state(), file)     # exact: a trial resumed from it continues bit for bit
+
+The step path never waits for the device: a step's numbers stay there as 0-dim tensors until the
+next flush brings all of them over at once. Divergence is read from the flushed rows.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.clipping import CLIPS
+from models.guards import GUARDS
+from models.optimizers import build_optimizer, guarded_step
+from models.transformer import Transformer
+from models.variants import build
+from study.config import TrialConfig
+from study.data import Batches, Tokens, causal_pairs, masked_pairs
+from study.divergence import Divergence, DivergenceWatch
+from study.precision import LossScale, autocast
+from study.recording import Recorder, sample_groups
+from study.schedules import SCHEDULES
+
+FIRST_FLUSH_SECONDS = 0.5  # a person who waits sees soon that it works
+MAX_ROWS = 2000  # steps between two flushes at most: bounds what waits on the device
+
+
+@dataclass(frozen=True)
+class Report:
+    """What happened since the last report."""
+
+    step: int  # the last step that is in rows
+    rows: dict[str, Any]  # column -> array (masked where not sampled), one entry a step
+    status: str  # running, finished or diverged
+    reason: str | None
+    diverged_step: int | None
+    data_wait: float  # share of the time since the last report that was spent waiting for batches
+    state: Callable[[], dict[str, Any]]  # what train() resumes from; call it before the next report
+
+
+def train(
+    config: TrialConfig,
+    data: Tokens,
+    *,
+    device: str = "cpu",
+    state: dict[str, Any] | None = None,
+    flush_seconds: float = 2.0,
+) -> Iterator[Report]:
+    """Train `config` on `data` from its start, or from a `state` that a report gave.
+
+    The last report has status `finished` or `diverged`. Rows are the same however often and wherever
+    the trial was resumed (bit for bit on one CPU thread).
+    """
+    trial = Trial(config, data, torch.device(device))
+    if state is not None:
+        trial.load_state_dict(state)
+    flush_at = time.monotonic() + min(FIRST_FLUSH_SECONDS, flush_seconds)
+    started, waited = time.monotonic(), 0.0
+    while trial.step < config.steps:
+        waited += trial.run_step()
+        now = time.monotonic()
+        last = trial.step == config.steps
+        if not last and now < flush_at and len(trial.recorder) < MAX_ROWS:
+            continue
+        rows = trial.recorder.flush()
+        end = trial.judge(rows)
+        if end is not None and end.ends < trial.step:
+            rows = {name: values[rows["step"] <= end.ends] for name, values in rows.items()}
+        yield Report(
+            step=int(rows["step"][-1]),
+            rows=rows,
+            status="diverged" if end else "finished" if last else "running",
+            reason=end.reason if end else None,
+            diverged_step=end.began if end else None,
+            data_wait=waited / max(now - started, 1e-9),
+            state=trial.state_dict,
+        )
+        if end is not None:
+            return
+        started, waited = time.monotonic(), 0.0
+        flush_at = started + flush_seconds
+
+
+class Trial:
+    """Model, optimizer and everything else that a step changes: what a checkpoint holds."""
+
+    def __init__(self, config: TrialConfig, data: Tokens, device: torch.device) -> None:
+        self.config, self.device, self.step = config, device, 0
+        torch.manual_seed(config.seed)
+        # Masked prediction hides positions behind a token that the text doesn't have.
+        self.mask_token = data.vocab_size
+        vocab_size = data.vocab_size + (0 if config.model.causal else 1)
+        self.model = Transformer(config.model.build(vocab_size)).to(device)
+        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimizer = build_optimizer(config.optimizer, self.model, "trial.optimizer")
+        self.clip = build("clip", CLIPS, config.clip)
+        self.guard = build("guard", GUARDS, config.guard)
+        self.schedule = build("schedule", SCHEDULES, config.schedule)
+        self.loss_scale = LossScale(config.precision, device)
+        self.watch = DivergenceWatch(config.patience, self.loss_scale.active)
+        self.recorder = Recorder(device)
+        held_out = int(len(data.tokens) * config.validation.fraction)
+        train_tokens = data.tokens[: len(data.tokens) - held_out]
+        self.batches = Batches(train_tokens, config.model.context_length, config.batch_size, config.seed)
+        self.held_out = data.tokens[len(data.tokens) - held_out :]
+        self.loss = torch.compile(self.model.loss) if config.compile else self.model.loss
+
+    def run_step(self) -> float:
+        """One optimizer update, recorded; returns the seconds spent waiting for its batch."""
+        self.step += 1
+        sampled = self.config.record.period and (self.step - 1) % self.config.record.period == 0
+        began = time.perf_counter()
+        inputs, targets = self._batch(self.batches, self.step)
+        waited = time.perf_counter() - began
+        factor = self.schedule.factor(self.step, self.config.steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * factor
+
+        with sample_groups(self.model, self.config.record, bool(sampled)) as groups:
+            loss = self._forward_backward(inputs, targets)
+            self.loss_scale.unscale([p.grad for p in self.parameters if p.grad is not None])
+            groups.measure_gradients()
+            clipped = self.clip(self.parameters)
+            skip = self.guard(loss, clipped.grad_norm)
+            skip = skip | (self.loss_scale.active & ~torch.isfinite(clipped.grad_norm))
+            used_scale = self.loss_scale.scale
+            guarded_step(self.optimizer, skip)
+            self.model.after_step()
+            self.loss_scale.update(~torch.isfinite(clipped.grad_norm))
+            groups.measure_updates()
+        self.recorder.add(
+            self.step,
+            {
+                "loss": loss,
+                "grad_norm": clipped.grad_norm,
+                "grad_norm_clipped": clipped.grad_norm_clipped,
+                "clip_threshold": clipped.threshold,
+                "skipped": skip,
+                "loss_scale": used_scale,
+            },
+            lr=self.optimizer.param_groups[0]["lr"],
+            sampled=groups.values | self._validate(),
+        )
+        self.optimizer.zero_grad(set_to_none=True)
+        return waited
+
+    def _forward_backward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Gradients of the step's mean loss; returns it (0-dim float32).
+
+        A micro-batch weighs by its share of the targets, so that any number of them gives the loss
+        and the gradient of the whole batch.
+        """
+        num_parts = self.config.accumulate
+        if num_parts == 1:
+            with autocast(self.config.precision, self.device):
+                objective, loss = self.loss(inputs, targets)
+            self.loss_scale.scaled(objective).backward()
+            return loss.detach()
+        total = torch.zeros((), device=self.device)
+        num_targets = (targets >= 0).sum()
+        for part_inputs, part_targets in zip(inputs.chunk(num_parts), targets.chunk(num_parts), strict=True):
+            weight = (part_targets >= 0).sum() / num_targets
+            with autocast(self.config.precision, self.device):
+                objective, loss = self.loss(part_inputs, part_targets)
+            self.loss_scale.scaled(objective * weight).backward()
+            total += loss.detach() * weight
+        return total
+
+    def _batch(self, batches: Batches, step: int) -> tuple[Tensor, Tensor]:
+        window = batches(step)
+        if self.config.model.causal:
+            inputs, targets = causal_pairs(window)
+        else:
+            fraction, seed = self.config.mask_fraction, self.config.seed
+            inputs, targets = masked_pairs(window, fraction, self.mask_token, seed, step)
+        return self._to_device(inputs), self._to_device(targets)
+
+    def _to_device(self, array: np.ndarray) -> Tensor:
+        tensor = torch.from_numpy(np.ascontiguousarray(array))
+        if self.device.type == "cuda":
+            return tensor.pin_memory().to(self.device, non_blocking=True)
+        return tensor
+
+    def _validate(self) -> dict[str, Tensor]:
+        """`val_loss` on the same held-out batches each time, where this step is due."""
+        settings = self.config.validation
+        if not settings.period or (self.step % settings.period and self.step != self.config.steps):
+            return {}
+        batches = Batches(self.held_out, self.config.model.context_length, self.config.batch_size, 0)
+        self.model.eval()
+        with torch.no_grad(), autocast(self.config.precision, self.device):
+            pairs = [self._batch(batches, number + 1) for number in range(settings.batches)]
+            losses = [self.model.loss(inputs, targets)[1] for inputs, targets in pairs]
+        self.model.train()
+        return {"val_loss": torch.stack(losses).mean()}
+
+    def judge(self, rows: dict[str, Any]) -> Divergence | None:
+        """Whether these rows, which follow those judged before, end the trial as diverged."""
+        found = self.watch.scan(rows)
+        if found is None and self.step == self.config.steps:
+            found = self.watch.at_the_end(self.config.steps)
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next step depends on; plain tensors, numbers and lists."""
+        return {
+            "step": self.step,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "clip": self.clip.state_dict(),
+            "guard": self.guard.state_dict(),
+            "loss_scale": self.loss_scale.state_dict(),
+            "watch": self.watch.state_dict(),
+            "rng": torch.get_rng_state(),
+            "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.step = state["step"]
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.clip.load_state_dict(state["clip"])
+        self.guard.load_state_dict(state["guard"])
+        self.loss_scale.load_state_dict(state["loss_scale"])
+        self.watch.load_state_dict(state["watch"])
+        torch.set_rng_state(state["rng"])
+        if state["cuda_rng"] is not None:
+            torch.cuda.set_rng_state(state["cuda_rng"], self.device)
