@@ -43,9 +43,9 @@ def options_of(variant: type) -> dict[str, inspect.Parameter]:
 def check(kind: str, table: Table, spec: Spec, where: str = "") -> dict[str, Any]:
     """The normal form of `spec`, or a VariantError that names what the table and variant know."""
     chosen = normalize(spec)
-    name = chosen.get("name")
+    name = str(chosen.get("name"))
     if name not in table:
-        raise unknown(kind, str(name), table, where)
+        raise unknown(kind, name, table, where)
     options = options_of(table[name])
     for option in chosen:
         if option != "name" and option not in options:

@@ -1,0 +1,200 @@
+"""One transformer, causal or bidirectional; reads from top to bottom.
+
+    tokens -> embedding + positions -> blocks -> (final norm) -> head -> logits
+
+Every choice that a study compares sits behind a table: the norm (norms.py), its placement
+(blocks.py), what happens to the attention scores (attention.py). This file knows none by name.
+
+    model = Transformer(ModelConfig(block="deepnorm", norm="rms"))
+    objective, cross_entropy = model.loss(inputs_BxT, targets_BxT)
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from models.attention import RELAXATIONS, SCORE_TYPES
+from models.blocks import BLOCKS, Block, norm_of
+from models.norms import NORMS, wide
+from models.variants import Spec, build, check, unknown
+
+IGNORED_TARGET = -100
+PRECISIONS = ("fp32", "bf16", "fp16")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Shape and variants of a model; checks itself, so that a bad one is never built."""
+
+    vocab_size: int = 256
+    """Number of token ids; 256 for bytes."""
+    d_model: int = 48
+    """Width of the residual stream."""
+    num_layers: int = 8
+    """Blocks; each holds an attention and an MLP sublayer."""
+    num_heads: int = 4
+    """Attention heads; divides d_model."""
+    context_length: int = 48
+    """The longest sequence, in tokens; positions are learned."""
+    d_ff: int | None = None
+    """Hidden width of the MLP; None is 4 * d_model."""
+    norm: Spec = "layer"
+    """What normalizes: an entry of NORMS."""
+    block: Spec = "pre"
+    """Where it sits, with residual scale and init: an entry of BLOCKS."""
+    relaxation: Spec = "none"
+    """What keeps attention scores sane: an entry of RELAXATIONS."""
+    causal: bool = True
+    """True: each position sees itself and the past; False: all see all (masked prediction)."""
+    tie_embeddings: bool = False
+    """The head uses the token embedding's matrix."""
+    scores: str = "float32"
+    """Type that attention scores are stored in before the softmax: float32, bfloat16, float16."""
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "d_model", "num_layers", "num_heads", "context_length", "d_ff"):
+            number = getattr(self, name)
+            if number is not None and number < 1:
+                raise ValueError(f"{name} {number}; must be at least 1 (model.{name})")
+        if self.d_model % self.num_heads:
+            raise ValueError(
+                f"d_model {self.d_model} does not divide into num_heads {self.num_heads} (model.num_heads)"
+            )
+        if self.scores not in SCORE_TYPES:
+            raise unknown("score type", str(self.scores), SCORE_TYPES, "model.scores")
+        check("norm", NORMS, self.norm, "model.norm")
+        check("relaxation", RELAXATIONS, self.relaxation, "model.relaxation")
+        reason = BLOCKS[check("block", BLOCKS, self.block, "model.block")["name"]].refuses(self)  # type: ignore[attr-defined]
+        if reason:
+            raise ValueError(f"{reason} (model.block)")
+        self.example_block()  # the values of options are judged by the variants' constructors
+
+    @property
+    def ff_width(self) -> int:
+        """Hidden width of the MLP."""
+        return 4 * self.d_model if self.d_ff is None else self.d_ff
+
+    def example_block(self) -> Block:
+        """One block of this model without memory or random numbers spent: to ask its variants."""
+        with torch.device("meta"):
+            return self.new_block(0)
+
+    def new_block(self, index: int) -> Block:
+        """Block `index` (from 0), before its init."""
+        block: Block = build("block", BLOCKS, self.block, self, index, where="model.block")
+        return block
+
+
+class Transformer(nn.Module):
+    """Logits over the vocabulary for every position of (B, T) tokens.
+
+    Weights come from torch's global random state: the same seed gives the same bits. Embeddings and
+    head start from N(0, 0.02) under every placement, so that arms differ in their blocks alone.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.token_embedding = nn.Embedding(config.vocab_size, config.d_model)
+        self.position_embedding = nn.Embedding(config.context_length, config.d_model)
+        self.blocks = nn.ModuleList(config.new_block(index) for index in range(config.num_layers))
+        self.final_norm = norm_of(config) if self._placement.has_final_norm else nn.Identity()
+        self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        for part in (self.token_embedding, self.position_embedding, self.head):
+            nn.init.normal_(part.weight, std=0.02)
+        if config.tie_embeddings:
+            self.head.weight = self.token_embedding.weight
+        for block in self._blocks():
+            block.finish()
+        self._observing = False
+        self._observed: dict[str, Tensor] = {}
+
+    @property
+    def _placement(self) -> Block:
+        return self.blocks[0]  # type: ignore[return-value]
+
+    def _blocks(self) -> list[Block]:
+        return list(self.blocks)  # type: ignore[arg-type]
+
+    def forward(self, tokens_BxT: Tensor) -> Tensor:
+        """(B, T) int64 token ids to (B, T, V) logits. ValueError beyond context_length."""
+        length = tokens_BxT.shape[1]
+        if length > self.config.context_length:
+            raise ValueError(f"sequence of {length} tokens; context_length is {self.config.context_length}")
+        x_BxTxD = self.token_embedding(tokens_BxT) + self.position_embedding.weight[:length]
+        for index, block in enumerate(self.blocks):
+            x_BxTxD = block(x_BxTxD)
+            if self._observing:
+                self._observed[f"act_rms/block{index}"] = (
+                    wide(x_BxTxD.detach()).square().mean().sqrt().float()
+                )
+        if self._observing:
+            self._observed["attn_logit_max"] = self._take_logit_max()
+        return self.head(self.final_norm(x_BxTxD))
+
+    def loss(self, inputs_BxT: Tensor, targets_BxT: Tensor) -> tuple[Tensor, Tensor]:
+        """(objective, mean cross entropy in nats), float32 scalars; targets of -100 don't count.
+
+        The objective is what to differentiate; the cross entropy is what arms compare.
+        """
+        logits = wide(self(inputs_BxT)).flatten(0, 1)
+        targets = targets_BxT.flatten()
+        cross_entropy = functional.cross_entropy(logits, targets, ignore_index=IGNORED_TARGET)
+        return cross_entropy, cross_entropy.detach()
+
+    def groups(self) -> dict[str, list[nn.Parameter]]:
+        """Every trainable parameter in exactly one named group; tied weights in 'embedding'."""
+        parts = {"embedding": [*self.token_embedding.parameters(), *self.position_embedding.parameters()]}
+        for index, block in enumerate(self._blocks()):
+            parts |= {f"block{index}.{name}": group for name, group in block.groups().items()}
+        parts |= {"final_norm": list(self.final_norm.parameters()), "head": list(self.head.parameters())}
+        seen: set[int] = set()
+        groups: dict[str, list[nn.Parameter]] = {}
+        for name, parameters in parts.items():
+            new = [p for p in parameters if p.requires_grad and id(p) not in seen]
+            seen.update(map(id, new))
+            if new:
+                groups[name] = new
+        return groups
+
+    def after_step(self) -> None:
+        """Apply the rules that act after an optimizer step; no host synchronization."""
+        for block in self._blocks():
+            block.after_step()
+
+    def observe(self, on: bool) -> None:
+        """From the next forward on, keep (or stop keeping) what observations() returns."""
+        self._observing = on
+        self._observed = {}
+        for block in self._blocks():
+            block.attention.watch = on
+
+    def observations(self) -> dict[str, Tensor]:
+        """0-dim float32 tensors of the last observed forward, on the device.
+
+        'attn_logit_max': the largest scale * q.k over blocks, batch, heads and visible pairs, before
+        any cap or softmax. 'act_rms/block<i>': RMS of the residual stream after block i.
+        """
+        return dict(self._observed)
+
+    def _take_logit_max(self) -> Tensor:
+        layers = [block.attention for block in self._blocks()]
+        largest = torch.stack([a.logit_max_H.amax() for a in layers if a.logit_max_H is not None]).amax()
+        for attention in layers:
+            if not attention.relaxation.watches_logits:  # a watcher needs its own until after the step
+                attention.logit_max_H = None
+        return largest
+
+
+def no_op_reasons(config: ModelConfig, precision: str) -> list[str]:
+    """Which chosen variants change nothing in this model, each with its reason, as sentences.
+
+    precision: the autocast type of the trial (fp32, bf16, fp16).
+    """
+    if precision not in PRECISIONS:
+        raise unknown("precision", precision, PRECISIONS)
+    block = config.example_block()
+    reasons = [block.no_op(config, precision), block.attention.relaxation.no_op(config, precision)]
+    return [reason for reason in reasons if reason]
