@@ -112,6 +112,10 @@ class Catalogue:
         name = self.url.database
         return not name or name == ":memory:" or Path(name).exists()
 
+    def is_there(self) -> bool:
+        """Whether a database can be read that holds a catalogue."""
+        return self._has_file() and self.schema_version() is not None
+
     def schema_version(self) -> str | None:
         """The version of the schema in the database, None where there is no catalogue yet."""
         with self._reading() as connection:
@@ -144,19 +148,20 @@ class Catalogue:
         except sa.exc.IntegrityError as error:
             raise CatalogueError(f"run '{run['id']}' exists already in {self.name}") from error
 
-    def add_trials(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """More trials of a run that is there: those that a search suggested."""
+    def save(
+        self,
+        run_id: str,
+        run: Mapping[str, Any],
+        new: Iterable[Mapping[str, Any]] = (),
+        changes: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """In one transaction: set columns of a run, add trials, set columns of trials by id."""
         with self.engine.begin() as connection:
-            connection.execute(sa.insert(trials), [dict(row) for row in rows])
-
-    def update_run(self, run_id: str, **values: Any) -> None:
-        with self.engine.begin() as connection:
-            connection.execute(sa.update(runs).where(runs.c.id == run_id).values(**values))
-
-    def update_trials(self, changes: Mapping[str, Mapping[str, Any]]) -> None:
-        """Set columns of several trials in one transaction: trial id -> {column: value}."""
-        with self.engine.begin() as connection:
-            for trial_id, values in changes.items():
+            if run:
+                connection.execute(sa.update(runs).where(runs.c.id == run_id).values(**run))
+            if rows := [dict(row) for row in new]:
+                connection.execute(sa.insert(trials), rows)
+            for trial_id, values in (changes or {}).items():
                 connection.execute(sa.update(trials).where(trials.c.id == trial_id).values(**values))
 
     def delete_run(self, run_id: str) -> None:
@@ -174,7 +179,7 @@ class Catalogue:
             query = query.where(runs.c.id == run_id)
         with self._reading() as connection:
             row = connection.execute(query).mappings().first()
-        return _present(row) if row else None
+        return _present(dict(row)) if row else None
 
     def runs(
         self,
@@ -193,13 +198,13 @@ class Catalogue:
         if before is not None:
             query = query.where(sa.tuple_(runs.c.created_at, runs.c.id) < sa.tuple_(*map(sa.literal, before)))
         with self._reading() as connection:
-            return [_present(row) for row in connection.execute(query).mappings()]
+            return [_present(dict(row)) for row in connection.execute(query).mappings()]
 
     def trials(self, run_id: str) -> list[dict[str, Any]]:
         """A run's trials by number."""
         query = sa.select(trials).where(trials.c.run_id == run_id).order_by(trials.c.number)
         with self._reading() as connection:
-            return [_present(row) for row in connection.execute(query).mappings()]
+            return [_present(dict(row)) for row in connection.execute(query).mappings()]
 
     def trial_counts(self, run_ids: Iterable[str]) -> dict[str, dict[str, int]]:
         """For several runs at once: run id -> {status: number of trials}; `lost` is not told apart."""
@@ -218,7 +223,7 @@ class Catalogue:
         """One trial by id."""
         with self._reading() as connection:
             row = connection.execute(sa.select(trials).where(trials.c.id == trial_id)).mappings().first()
-        return _present(row) if row else None
+        return _present(dict(row)) if row else None
 
 
 def _status_is(table: sa.Table, status: str) -> sa.ColumnElement[bool]:
@@ -230,9 +235,8 @@ def _status_is(table: sa.Table, status: str) -> sa.ColumnElement[bool]:
     return table.c.status == status
 
 
-def _present(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row as a dict; one that should be alive but has no fresh heartbeat reads as lost."""
-    values = dict(row)
+def _present(values: dict[str, Any]) -> dict[str, Any]:
+    """A row; one that should be alive but has no fresh heartbeat reads as lost."""
     alive = values["status"] in ("pending", "running")
     if alive and values["heartbeat"] is not None and values["heartbeat"] < time.time() - LOST_AFTER:
         values["status"] = "lost"

@@ -7,13 +7,15 @@ the form given; known (where).
 
 import copy
 import re
-import typing
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import torch
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from torch import nn
 
 from models.attention import RELAXATIONS
 from models.blocks import BLOCKS
@@ -22,7 +24,7 @@ from models.guards import GUARDS
 from models.norms import NORMS
 from models.optimizers import OPTIMIZERS
 from models.transformer import ModelConfig
-from models.variants import Spec, VariantError, check, normalize, options_of, unknown
+from models.variants import Spec, VariantError, build, check, normalize, options_of, unknown
 from study.data import CORPORA
 from study.schedules import SCHEDULES
 
@@ -33,23 +35,28 @@ class ConfigError(ValueError):
     """A study that can't be run as it is written; one clear line."""
 
 
-def _variant(kind: str, table: Mapping[str, type]) -> Any:
-    """A field type: a word of `table` with its options, all defaults filled in."""
+def _variant(kind: str, table: Mapping[str, type], *context: Any, built: bool = False) -> Any:
+    """A field type: a word of `table` with its options, all defaults filled in.
+
+    `built`: the variant is constructed once, from `context`, so that it judges its options' values;
+    those of the model are judged by ModelConfig.
+    """
 
     def complete(spec: Any) -> dict[str, Any]:
         if not isinstance(spec, str | Mapping):
             raise VariantError(f"{kind} must be a name or {{name: ..., option: value}}, got {spec!r}")
         chosen = check(kind, table, spec)
         variant = table[chosen.pop("name")]
-        hints = typing.get_type_hints(variant.__init__)
         resolved: dict[str, Any] = {"name": normalize(spec)["name"]}
         for option, parameter in options_of(variant).items():
             if option in chosen:
-                resolved[option] = _typed(chosen[option], hints.get(option, Any), f"{kind} {option}")
+                resolved[option] = _typed(chosen[option], parameter.annotation, f"{kind} {option}")
             elif parameter.default is parameter.empty:
                 raise VariantError(f"{kind} '{resolved['name']}' needs its option '{option}'")
             else:
                 resolved[option] = _plain(parameter.default)
+        if built:
+            build(kind, table, resolved, *context)
         return resolved
 
     return Annotated[dict[str, Any], BeforeValidator(complete)]
@@ -66,35 +73,25 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
+# An optimizer wants parameters to judge its options by.
+_EXAMPLE = [("weight", nn.Parameter(torch.zeros(2, 2)))]
+
+
 class Section(BaseModel):
     """A part of a study file: unknown keys are errors, not silence."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class ModelSection(Section):
-    """The transformer; every field as in models.transformer.ModelConfig, vocabulary from the data."""
+@dataclass(frozen=True)
+class ModelSection(ModelConfig):
+    """The transformer, as models.transformer.ModelConfig has it; its vocabulary comes from the data."""
 
-    d_model: int = Field(48, gt=0)
-    num_layers: int = Field(8, gt=0)
-    num_heads: int = Field(4, gt=0)
-    context_length: int = Field(48, gt=0)
-    d_ff: int | None = Field(None, gt=0)
-    norm: _variant("norm", NORMS) = Field("layer", validate_default=True)  # type: ignore[valid-type]
-    block: _variant("block", BLOCKS) = Field("pre", validate_default=True)  # type: ignore[valid-type]
-    relaxation: _variant("relaxation", RELAXATIONS) = Field("none", validate_default=True)  # type: ignore[valid-type]
-    causal: bool = True
-    tie_embeddings: bool = False
-    scores: Literal["float32", "bfloat16", "float16"] = "float32"
-    embedding_grad_scale: float = 1.0
-    embedding_norm: bool = False
-    embedding_scale: float = 1.0
-    z_loss: float = 0.0
-    logit_softcap: float = 0.0
+    __pydantic_config__ = ConfigDict(extra="forbid", validate_default=True)  # type: ignore[misc]
 
-    def build(self, vocab_size: int) -> ModelConfig:
-        """The models' own config, for a vocabulary of this size."""
-        return ModelConfig(vocab_size=vocab_size, **self.model_dump())
+    norm: _variant("norm", NORMS) = "layer"  # type: ignore[valid-type]
+    block: _variant("block", BLOCKS) = "pre"  # type: ignore[valid-type]
+    relaxation: _variant("relaxation", RELAXATIONS) = "none"  # type: ignore[valid-type]
 
 
 class RecordSection(Section):
@@ -117,12 +114,14 @@ class ValidationSection(Section):
 class TrialConfig(Section):
     """One training, complete."""
 
-    model: ModelSection = ModelSection()
-    clip: _variant("clip", CLIPS) = Field({"name": "global_norm", "max_norm": 1.0}, validate_default=True)  # type: ignore[valid-type]
-    guard: _variant("guard", GUARDS) = Field("skip_nonfinite", validate_default=True)  # type: ignore[valid-type]
-    optimizer: _variant("optimizer", OPTIMIZERS) = Field("adamw", validate_default=True)  # type: ignore[valid-type]
-    schedule: _variant("schedule", SCHEDULES) = Field("constant", validate_default=True)  # type: ignore[valid-type]
-    data: _variant("data", CORPORA) = Field("stdlib", validate_default=True)  # type: ignore[valid-type]
+    model: ModelSection = Field({}, validate_default=True)  # type: ignore[assignment]
+    clip: _variant("clip", CLIPS, built=True) = Field(
+        {"name": "global_norm", "max_norm": 1.0}, validate_default=True
+    )  # type: ignore[valid-type]
+    guard: _variant("guard", GUARDS, built=True) = Field("skip_nonfinite", validate_default=True)  # type: ignore[valid-type]
+    optimizer: _variant("optimizer", OPTIMIZERS, _EXAMPLE, built=True) = Field("adamw", validate_default=True)  # type: ignore[valid-type]
+    schedule: _variant("schedule", SCHEDULES, built=True) = Field("constant", validate_default=True)  # type: ignore[valid-type]
+    data: _variant("data", CORPORA, built=True) = Field("stdlib", validate_default=True)  # type: ignore[valid-type]
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     batch_size: int = Field(8, gt=0)  # sequences a step
     accumulate: int = Field(1, gt=0)  # micro-batches that a step's batch is cut into
@@ -226,6 +225,8 @@ def trial_config(trial: Mapping[str, Any], overrides: Mapping[str, Any], where: 
     raw = copy.deepcopy(dict(trial))
     for key, value in overrides.items():
         set_dotted(raw, key, copy.deepcopy(value))
+    if "vocab_size" in raw.get("model", {}):
+        raise ConfigError(f"vocab_size comes from the data; leave it out ({where}: model.vocab_size)")
     data = raw.get("data")
     if isinstance(data, dict) and "path" in data and data.get("name", "stdlib") == "stdlib":
         data["name"] = "tokens" if str(data["path"]).endswith(".bin") else "text"
@@ -246,10 +247,10 @@ def _fill_names(raw: dict[str, Any]) -> None:
     for key in ("clip", "optimizer", "schedule", "guard"):
         if isinstance(raw.get(key), dict):
             raw[key].setdefault("name", normalize(defaults[key].default)["name"])
-    for key in ("norm", "block", "relaxation"):
-        section = raw.get("model")
-        if isinstance(section, dict) and isinstance(section.get(key), dict):
-            section[key].setdefault("name", normalize(ModelSection.model_fields[key].default)["name"])
+    section = raw.get("model")
+    for field in fields(ModelSection):
+        if isinstance(section, dict) and isinstance(section.get(field.name), dict):
+            section[field.name].setdefault("name", field.default)
 
 
 def validate(section: type[BaseModel], raw: Mapping[str, Any], where: str) -> Any:
@@ -275,10 +276,9 @@ def _explain(section: type[BaseModel], error: ValidationError, where: str) -> st
     return f"{message[0].lower()}{message[1:]}, got {first['input']!r} ({place})"
 
 
-def _known_keys(section: type[BaseModel], path: Iterable[str]) -> list[str]:
+def _known_keys(section: Any, path: Iterable[str]) -> list[str]:
     for part in path:
-        annotation = section.model_fields[part].annotation
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            return []
-        section = annotation
-    return list(section.model_fields)
+        section = section.model_fields[part].annotation
+    if is_dataclass(section):
+        return [field.name for field in fields(section) if field.name != "vocab_size"]
+    return list(getattr(section, "model_fields", []))

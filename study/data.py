@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from models.variants import Spec, build
+
 IGNORED = -100  # the target at positions whose loss is not asked for
 STDLIB_LEFT_OUT = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idlelib"}
 
@@ -127,7 +129,12 @@ class Batches:
     """
 
     def __init__(self, tokens: np.ndarray, context_length: int, batch_size: int, seed: int) -> None:
-        self.tokens, self.context_length, self.batch_size, self.seed = tokens, context_length, batch_size, seed
+        self.tokens, self.context_length, self.batch_size, self.seed = (
+            tokens,
+            context_length,
+            batch_size,
+            seed,
+        )
         # One window is given up for the offset, one token for the target of the last position.
         self.num_windows = (len(tokens) - 1) // context_length - 1
         if self.num_windows < 1:
@@ -181,3 +188,9 @@ CORPORA = {
     "text": Text,
     "tokens": TokenFile,
 }
+
+
+def load_corpus(spec: Spec) -> Tokens:
+    """The corpus that a trial's `data` names; DataError if it can't be read."""
+    corpus: Tokens = build("data", CORPORA, spec, where="trial.data").load()
+    return corpus

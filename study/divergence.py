@@ -37,7 +37,11 @@ class DivergenceWatch:
         self.recent = np.empty(0, np.float32)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"streaks": dict(self.streaks), "initial_loss": self.initial_loss, "recent": self.recent.tolist()}
+        return {
+            "streaks": dict(self.streaks),
+            "initial_loss": self.initial_loss,
+            "recent": self.recent.tolist(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.streaks, self.initial_loss = dict(state["streaks"]), state["initial_loss"]

@@ -72,7 +72,9 @@ class GroupSamples:
         self.activations = sampled and record.activations
         self.before: dict[str, list[Tensor]] = {}
         if self.updates:
-            self.before = {name: [p.detach().clone() for p in group] for name, group in model.groups().items()}
+            self.before = {
+                name: [p.detach().clone() for p in group] for name, group in model.groups().items()
+            }
 
     def measure_gradients(self) -> None:
         """grad_norm/<group>, before clipping; their squares sum to that of grad_norm."""

@@ -137,19 +137,19 @@ class TraceWriter:
     will be recorded again, identically), and TraceError says so if steps up to it are missing.
     """
 
-    def __init__(
-        self, storage: Storage, run_id: str, trial_id: str, *, attempt: int = 1, after: int = 0
-    ) -> None:
+    def __init__(self, storage: Storage, run_id: str, trial_id: str, *, after: int = 0) -> None:
         self.storage = storage
         self.folder = trace_folder(run_id, trial_id)
+        self.parts: list[Part] = []
+        names = list_part_names(storage, run_id, trial_id)
+        self.attempt = 1 + max((self._attempt_of(name) for name in names), default=0)
         self.metadata = {
             "gradnorm.format": str(FORMAT_VERSION),
             "gradnorm.run": run_id,
             "gradnorm.trial": trial_id,
-            "gradnorm.attempt": str(attempt),
+            "gradnorm.attempt": str(self.attempt),
         }
-        self.parts: list[Part] = []
-        for name in list_part_names(storage, run_id, trial_id):
+        for name in names:
             self._adopt(name, after)
         if self.last != after:
             raise TraceError(f"trace of {trial_id} ends at step {self.last}, not at step {after}")
@@ -158,6 +158,13 @@ class TraceWriter:
     def last(self) -> int:
         """The last step that is on the storage."""
         return self.parts[-1].last if self.parts else 0
+
+    def _attempt_of(self, name: str) -> int:
+        try:
+            with self.storage.fs.open_input_file(self.storage.path(f"{self.folder}/{name}")) as source:
+                return int((pq.read_schema(source).metadata or {}).get(b"gradnorm.attempt", 1))
+        except (pa.ArrowException, OSError):
+            return 1
 
     def _adopt(self, name: str, after: int) -> None:
         """Take over a part of an earlier attempt: whole, cut at `after`, or not at all."""

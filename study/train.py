@@ -10,7 +10,7 @@ next flush brings all of them over at once. Divergence is read from the flushed 
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,9 @@ def train(
     trial = Trial(config, data, torch.device(device))
     if state is not None:
         trial.load_state_dict(state)
+    if trial.step == config.steps:  # it had finished; only the news of that was lost
+        yield trial.report({}, trial.watch.at_the_end(config.steps), data_wait=0.0)
+        return
     flush_at = time.monotonic() + min(FIRST_FLUSH_SECONDS, flush_seconds)
     started, waited = time.monotonic(), 0.0
     while trial.step < config.steps:
@@ -74,15 +77,7 @@ def train(
         end = trial.judge(rows)
         if end is not None and end.ends < trial.step:
             rows = {name: values[rows["step"] <= end.ends] for name, values in rows.items()}
-        yield Report(
-            step=int(rows["step"][-1]),
-            rows=rows,
-            status="diverged" if end else "finished" if last else "running",
-            reason=end.reason if end else None,
-            diverged_step=end.began if end else None,
-            data_wait=waited / max(now - started, 1e-9),
-            state=trial.state_dict,
-        )
+        yield trial.report(rows, end, data_wait=waited / max(now - started, 1e-9))
         if end is not None:
             return
         started, waited = time.monotonic(), 0.0
@@ -98,7 +93,7 @@ class Trial:
         # Masked prediction hides positions behind a token that the text doesn't have.
         self.mask_token = data.vocab_size
         vocab_size = data.vocab_size + (0 if config.model.causal else 1)
-        self.model = Transformer(config.model.build(vocab_size)).to(device)
+        self.model = Transformer(replace(config.model, vocab_size=vocab_size)).to(device)
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = build_optimizer(config.optimizer, self.model, "trial.optimizer")
         self.clip = build("clip", CLIPS, config.clip)
@@ -201,6 +196,19 @@ class Trial:
             losses = [self.model.loss(inputs, targets)[1] for inputs, targets in pairs]
         self.model.train()
         return {"val_loss": torch.stack(losses).mean()}
+
+    def report(self, rows: dict[str, Any], end: Divergence | None, data_wait: float) -> Report:
+        """The report of rows that were flushed and judged."""
+        finished = self.step == self.config.steps
+        return Report(
+            step=int(rows["step"][-1]) if rows else self.step,
+            rows=rows,
+            status="diverged" if end else "finished" if finished else "running",
+            reason=end.reason if end else None,
+            diverged_step=end.began if end else None,
+            data_wait=data_wait,
+            state=self.state_dict,
+        )
 
     def judge(self, rows: dict[str, Any]) -> Divergence | None:
         """Whether these rows, which follow those judged before, end the trial as diverged."""

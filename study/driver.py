@@ -1,0 +1,265 @@
+"""The driver: takes the trials of a study through Ray Tune and keeps the books.
+
+Tune schedules, restarts and stops the trials; what happened is told by its callbacks to the
+catalogue (from a thread) and to the progress display. Traces never pass through here.
+"""
+
+import json
+import logging
+import os
+import platform
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # they triple the cost of a report
+os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")
+os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
+
+import ray
+from ray import tune
+from rich.console import Console
+
+from study.bookkeeper import Bookkeeper
+from study.catalogue import Catalogue
+from study.config import ConfigError, StudyConfig
+from study.estimates import Estimate
+from study.progress import Line, Progress
+from study.space import Plan, trial_resources
+from study.worker import run_trial
+
+ENDED = ("finished", "diverged", "pruned", "failed")
+# What of a worker's report goes into the catalogue's row of its trial.
+REPORTED = ("status", "reason", "diverged_step", "loss", "grad_norm", "steps_per_second", "summary", "error")
+OBJECT_STORE_BYTES = 100 * 2**20  # traces don't pass through it
+PACKAGES = ("torch", "ray", "optuna", "numpy", "pyarrow", "gradnorm-study")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where a run goes and what it may use."""
+
+    run_id: str
+    storage: str
+    catalogue: Catalogue
+    console: Console
+    max_concurrent: int | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """A trial that is to be run, with what is known of it beforehand."""
+
+    plan: Plan
+    estimate: Estimate
+
+
+logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # what it says of trials, the display says
+
+
+def connect(address: str | None) -> list[dict[str, Any]]:
+    """Start Ray on this machine, or join the cluster at `address`; its nodes."""
+    if address is None:
+        ray.init(
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            logging_level="ERROR",
+        )
+    else:
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise ConfigError(f"no Ray cluster at '{address}': {error}") from error
+    return [dict(node) for node in ray.nodes()]
+
+
+def run_row(study: StudyConfig, settings: Settings, data: list[dict[str, Any]]) -> dict[str, Any]:
+    """The catalogue's row of a new run."""
+    now = time.time()
+    return {
+        "id": settings.run_id,
+        "study": study.name,
+        "status": "running",
+        "created_at": now,
+        "heartbeat": now,
+        "storage": settings.storage,
+        "host": platform.node(),
+        "git_commit": _git_commit(),
+        "versions": _versions(),
+        "config": study.model_dump(),
+        "data": data,
+        "notes": [],
+    }
+
+
+def trial_row(job: Job, run_id: str) -> dict[str, Any]:
+    """The catalogue's row of a trial that waits."""
+    plan = job.plan
+    return {
+        "id": plan.trial_id(run_id),
+        "run_id": run_id,
+        "number": plan.number,
+        "arm": plan.arm,
+        "arm_number": plan.arm_number,
+        "seed": plan.config.seed,
+        "status": "pending",
+        "step": 0,
+        "num_steps": plan.config.steps,
+        "attempts": 0,
+        "num_parameters": job.estimate.num_parameters,
+        "config": plan.config.model_dump(),
+        "overrides": plan.overrides,
+        "notes": job.estimate.notes,
+    }
+
+
+def _git_commit() -> str | None:
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+class Events(tune.Callback):
+    """What Tune says of the trials, passed on; keeps the last state of each."""
+
+    def __init__(self, books: Bookkeeper, progress: Progress) -> None:
+        self.books, self.progress = books, progress
+        self.status: dict[str, str] = {}
+        self.attempts: dict[str, int] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # Tune pickles the experiment with its callbacks; these live in the driver alone
+
+    def _changed(self, trial: Any, *, shown: dict[str, Any] | None = None, **values: Any) -> None:
+        trial_id = trial.config["job"]["trial_id"]
+        self.status[trial_id] = values.get("status", self.status.get(trial_id, "pending"))
+        self.books.trial_changed(trial_id, **values)
+        fields = {key: values[key] for key in ("status", "step", "loss", "grad_norm") if key in values}
+        self.progress.update(trial_id, **fields, **(shown or {}))
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        trial_id = trial.config["job"]["trial_id"]
+        self.attempts[trial_id] = self.attempts.get(trial_id, 0) + 1
+        values: dict[str, Any] = {"status": "running", "attempts": self.attempts[trial_id]}
+        if self.attempts[trial_id] == 1:
+            values["started_at"] = time.time()
+        self._changed(trial, heartbeat=time.time(), **values)
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        details = json.loads(result["details"])
+        ended = details["status"] in ENDED
+        values = {key: details[key] for key in REPORTED if details.get(key) is not None}
+        values |= {"heartbeat": time.time()} | ({"ended_at": time.time()} if ended else {})
+        note = details.get("error", "")[:60]
+        if details.get("reason"):
+            note = f"{details['reason']} at {details['diverged_step']:,}"
+        if not details.get("error"):
+            values |= {"step": result["step"], "error": None}
+        shown = {key: details[key] for key in ("steps_per_second", "data_wait") if key in details}
+        self._changed(trial, shown=shown | {"note": note}, **values)
+
+    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._changed(trial, status="pending", error=_reason(trial), shown={"note": "restarts"})
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        error = _reason(trial)
+        self._changed(trial, status="failed", error=error, ended_at=time.time(), shown={"note": error[:60]})
+
+
+def _reason(trial: Any) -> str:
+    """The last line of what a trial died of: an exception's text, or Ray's word for a lost worker."""
+    error = trial.get_error()
+    text = str(error.cause if hasattr(error, "cause") and error.cause else error).strip()
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1].strip()[:500] if lines else "no reason was given"
+
+
+def run_jobs(
+    study: StudyConfig, jobs: Sequence[Job], settings: Settings, nodes: list[dict[str, Any]]
+) -> Events:
+    """Take the jobs, whose rows are in the catalogue, through Tune. Ctrl-C and SIGTERM end it early."""
+    wanted = trial_resources(study, nodes)
+    lines = {
+        job.plan.trial_id(settings.run_id): Line(_shown_name(study, job.plan), job.plan.config.steps)
+        for job in jobs
+    }
+    specs = [
+        {
+            "run_id": settings.run_id,
+            "trial_id": job.plan.trial_id(settings.run_id),
+            "trial": job.plan.config.model_dump(),
+            "storage": settings.storage,
+            "flush_seconds": study.flush_seconds,
+            "checkpoint_seconds": study.checkpoint_seconds,
+        }
+        for job in jobs
+    ]
+    with (
+        Bookkeeper(settings.catalogue, settings.run_id) as books,
+        Progress(settings.console, lines) as progress,
+    ):
+        events = Events(books, progress)
+        tuner = tune.Tuner(
+            tune.with_resources(run_trial, {key.lower(): value for key, value in wanted.items()}),
+            param_space={"job": tune.grid_search(specs)},
+            tune_config=tune.TuneConfig(
+                max_concurrent_trials=settings.max_concurrent or study.search.max_concurrent,
+                # A new process a trial costs 4 s of a core; on a GPU its end is what frees the memory.
+                reuse_actors=not wanted.get("GPU"),
+                trial_dirname_creator=lambda trial: trial.config["job"]["trial_id"],
+            ),
+            run_config=tune.RunConfig(
+                name="tune",
+                storage_path=f"{settings.storage}/{settings.run_id}",
+                failure_config=tune.FailureConfig(max_failures=study.max_failures),
+                callbacks=[events],
+                verbose=0,
+            ),
+        )
+        # A preempted node is told by SIGTERM: it ends like Ctrl-C, which Tune knows.
+        before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+        try:
+            tuner.fit()
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        _close_books(events, lines)
+    return events
+
+
+def _close_books(events: Events, lines: dict[str, Line]) -> None:
+    """The run's last word: trials that were cut off wait for a resume."""
+    for trial_id in lines:
+        if events.status.get(trial_id) not in ENDED:
+            events.status[trial_id] = "pending"
+            events.books.trial_changed(trial_id, status="pending", heartbeat=None)
+    statuses = [events.status[trial_id] for trial_id in lines]
+    if "pending" in statuses:
+        status = "interrupted"
+    else:
+        status = "failed" if all(one == "failed" for one in statuses) else "finished"
+    events.books.run_changed(status=status, ended_at=time.time(), heartbeat=time.time())
+
+
+def _shown_name(study: StudyConfig, plan: Plan) -> str:
+    return f"{plan.arm} (seed {plan.config.seed})" if study.search.seeds > 1 else plan.arm

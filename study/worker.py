@@ -1,0 +1,115 @@
+"""What runs on a worker: one trial, from its last checkpoint if it has one. Ray Tune calls it.
+
+A worker writes the trace and the checkpoints, and tells Tune a few finite numbers at every flush.
+It never talks to the database.
+"""
+
+import json
+import math
+import os
+import time
+from typing import Any
+
+from ray import tune
+
+# Stands for a number that is not finite wherever Ray or Optuna would trip over it.
+NOT_FINITE = 1e30
+
+
+def run_trial(config: dict[str, Any]) -> None:
+    """Train the trial in config["job"]: run_id, trial_id, trial (its config), storage, and clocks.
+
+    What is raised here would be raised again by a restart, so it ends the trial as failed; restarts
+    are for workers that die.
+    """
+    job = config["job"]
+    try:
+        _train(job)
+    except Exception as error:  # noqa: BLE001 (any failure is this trial's, and its reason is told)
+        text = " ".join(str(error).split())[:500]
+        _report(0, None, {"status": "failed", "error": f"{type(error).__name__}: {text}"})
+
+
+def _train(job: dict[str, Any]) -> None:
+    import torch
+
+    on_gpu = bool(os.environ.get("CUDA_VISIBLE_DEVICES")) and torch.cuda.is_available()
+    if not on_gpu:
+        torch.set_num_threads(1)  # one core a trial; more would fight, and sum in another order
+
+    from study.checkpoints import save_checkpoint
+    from study.config import TrialConfig
+    from study.data import load_corpus
+    from study.storage import Storage
+    from study.train import train
+
+    storage = Storage(job["storage"])
+    config = TrialConfig.model_validate(job["trial"])
+    data = load_corpus(config.data)
+    writer, state = _resume(storage, job)
+    started_at = state["step"] if state else 0
+    began = last_report = checkpointed = time.monotonic()
+    last_step = started_at
+    device = "cuda" if on_gpu else "cpu"
+    for report in train(config, data, device=device, state=state, flush_seconds=job["flush_seconds"]):
+        ended = report.status != "running"
+        now = time.monotonic()
+        if report.rows:
+            writer.append(report.rows)
+        if report.status == "finished" or (not ended and now - checkpointed >= job["checkpoint_seconds"]):
+            save_checkpoint(storage, job["run_id"], job["trial_id"], report.state())
+            checkpointed = now
+        details: dict[str, Any] = {
+            "status": report.status,
+            "reason": report.reason,
+            "diverged_step": report.diverged_step,
+            "loss": _last(report.rows, "loss"),
+            "grad_norm": _last(report.rows, "grad_norm"),
+            "steps_per_second": (report.step - last_step) / max(now - last_report, 1e-9),
+            "data_wait": report.data_wait,
+            "resumed_from": started_at,
+            "attempt": writer.attempt,
+            "seconds": now - began,
+        }
+        if ended:
+            writer.close()
+            details["summary"] = _summary(storage, job, report)
+        last_report, last_step = now, report.step
+        _report(report.step, details["loss"], details)
+
+
+def _report(step: int, objective: float | None, details: dict[str, Any]) -> None:
+    """A few finite numbers to Tune; all else as one string that it doesn't look into."""
+    tune.report(
+        {
+            "step": step,
+            "objective": NOT_FINITE if objective is None else objective,
+            "details": json.dumps(details, allow_nan=False),
+        }
+    )
+
+
+def _resume(storage: Any, job: dict[str, Any]) -> tuple[Any, dict[str, Any] | None]:
+    """The writer and the state of the newest checkpoint that the trace reaches; else from the start."""
+    from study.checkpoints import load_checkpoints
+    from study.traces import TraceError, TraceWriter
+
+    for state in load_checkpoints(storage, job["run_id"], job["trial_id"]):
+        try:
+            return TraceWriter(storage, job["run_id"], job["trial_id"], after=state["step"]), state
+        except TraceError:
+            continue  # rows before it are gone: they are recorded again from an older state
+    return TraceWriter(storage, job["run_id"], job["trial_id"]), None
+
+
+def _last(rows: dict[str, Any], column: str) -> float | None:
+    value = float(rows[column][-1]) if rows else math.nan
+    return value if math.isfinite(value) else None
+
+
+def _summary(storage: Any, job: dict[str, Any], report: Any) -> dict[str, Any]:
+    from study.metrics import summarize
+    from study.traces import read_trace
+
+    trace = read_trace(storage, job["run_id"], job["trial_id"])
+    return summarize(trace.columns(), status=report.status, reason=report.reason)
