@@ -57,6 +57,10 @@ def test_ties_at_the_peak_give_the_first_step():
     assert summarize(trace([1, 5, 2, 5, 1]))["peak_step"] == 2
 
 
+def test_the_end_level_is_the_median_of_the_last_tenth():
+    assert summarize(trace(np.arange(1, 101)))["end_grad_norm"] == 95.5
+
+
 def test_a_constant_norm_settles_at_once_and_has_no_spike():
     summary = summarize(trace(np.full(2500, 0.1)))
     assert summary["settling_step"] == 1
@@ -86,9 +90,9 @@ def test_the_peak_of_means_over_100_steps_dilutes_one_step():
 
 
 def test_the_level_at_40_percent_is_of_the_planned_steps():
-    cut_short = summarize(trace(np.ones(300)), num_steps=1000, status="diverged", reason="loss_above_init")
+    cut_short = summarize(trace(np.ones(400)), num_steps=1000, status="diverged", reason="loss_above_init")
     assert cut_short["grad_norm_at_40_percent"] is None
-    assert "step 300 of 1000" in cut_short["undefined"]["grad_norm_at_40_percent"]
+    assert "step 400 of 1000" in cut_short["undefined"]["grad_norm_at_40_percent"]
 
 
 def test_a_nan_in_the_middle_is_counted_and_left_out():
@@ -145,6 +149,12 @@ def test_final_and_best_loss_are_means_of_hundredths():
     assert summary["initial_loss"] == 5
     assert summary["final_loss"] == 3  # mean of the last 7
     assert summary["best_loss"] == pytest.approx((4 * 1 + 3 * 3) / 7)
+
+
+def test_a_loss_that_ends_in_nan_has_no_final_value():
+    loss = np.r_[np.full(399, 2.0), np.nan]
+    assert summarize(trace(np.ones(400), loss))["final_loss"] is None
+    assert summarize(trace(np.ones(400), loss[::-1]))["final_loss"] == 2.0
 
 
 def test_the_counted_loss_never_passes_the_initial_loss():
@@ -207,6 +217,20 @@ def test_the_monitor_needs_its_window_and_ignores_a_flat_one():
     flat = np.ones(400)
     flat[300] = 9  # the 128 before it do not vary: by the monitor's rule that is no spike
     assert summarize(trace(flat, np.ones(400)))["olmo_core_spike_fraction"] == 0.0
+
+
+def test_a_value_just_at_the_line_is_a_spike():
+    # Mean 1, deviation 2, distance 4: "at least" two deviations.
+    spikes, num_judged = find_spikes(np.array([0.0, 0, 0, 0, 5]), SpikeRule(5, 2.0, True, True, 0.0))
+    assert (spikes.tolist(), num_judged) == ([4], 1)
+
+
+def test_spikes_are_found_wherever_they_are_in_a_long_series():
+    values = np.random.default_rng(0).normal(1, 0.01, 40_000).astype(np.float32)
+    planted = [1500, 15_999, 16_000, 17_500, 39_999]
+    values[planted] = 3
+    for rule in (SPIKE_SCORE, OLMO_CORE):
+        assert find_spikes(values, rule)[0].tolist() == planted
 
 
 def test_a_spike_does_not_blind_the_windows_after_it():
@@ -306,11 +330,11 @@ def test_rolling_works_across_the_chunks_it_is_cut_into():
 
 
 def test_the_clipped_fraction_counts_norms_over_the_threshold():
-    norm = [1, 2, 3, np.nan, 5]
-    clip = np.full(5, 2.0)
-    summary = summarize(trace(norm, clip_threshold=clip, skipped=[False, False, False, True, False]))
-    assert summary["clipped_fraction"] == pytest.approx(2 / 4)  # 2 is not over 2; the NaN was skipped
-    assert summary["skipped_steps"] == 1
+    norm = [1, 2, 3, np.nan, 5, 9]
+    skipped = [False, False, False, True, False, True]
+    summary = summarize(trace(norm, clip_threshold=np.full(6, 2.0), skipped=skipped))
+    assert summary["clipped_fraction"] == pytest.approx(2 / 4)  # of the steps taken; 2 is not over 2
+    assert summary["skipped_steps"] == 2
 
 
 def test_a_rule_without_a_threshold_is_seen_by_the_norm_after_it():
