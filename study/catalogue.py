@@ -100,7 +100,7 @@ class Catalogue:
 
     @contextmanager
     def _reading(self) -> Iterator[sa.Connection]:
-        if self.url.get_backend_name() == "sqlite" and not self._has_file():
+        if not self.has_database():
             raise CatalogueError(f"database '{self.name}' isn't there yet: no run has been started with it")
         try:
             with self.engine.connect() as connection:
@@ -108,7 +108,10 @@ class Catalogue:
         except (sa.exc.OperationalError, sa.exc.ProgrammingError, sa.exc.DatabaseError) as error:
             raise CatalogueError(f"database '{self.name}' can't be read: {error.orig}") from error
 
-    def _has_file(self) -> bool:
+    def has_database(self) -> bool:
+        """Whether there is something to connect to: a SQLite file comes with the first run."""
+        if self.url.get_backend_name() != "sqlite":
+            return True
         name = self.url.database
         return not name or name == ":memory:" or Path(name).exists()
 

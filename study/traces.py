@@ -47,10 +47,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Trace:
-    """Rows of a trial in the order of their steps, and the parts that could not be read."""
+    """Rows of a trial in the order of their steps, and the parts that could not be read.
+
+    `names` are the columns that the parts hold, read or not, `step` left out.
+    """
 
     table: pa.Table
     unreadable: list[str] = field(default_factory=list)
+    names: tuple[str, ...] = ()
 
     def numpy(self, column: str) -> np.ndarray:
         """One column as an array; null (not sampled) becomes NaN, a column that is absent too."""
@@ -90,6 +94,7 @@ def read_trace(
     folder = trace_folder(run_id, trial_id)
     tables: list[pa.Table] = []
     unreadable: list[str] = []
+    present: dict[str, None] = {}
     seen = first - 1
     names = list_part_names(storage, run_id, trial_id)
     for name, following in zip(names, [*names[1:], None], strict=True):
@@ -98,10 +103,10 @@ def read_trace(
         if following is not None and int(following[:9]) <= first:
             continue  # the next part begins at or before what is asked for
         try:
-            table = _read_part(storage, f"{folder}/{name}", columns)
+            table = _read_part(storage, f"{folder}/{name}", columns, present)
         except FileNotFoundError:
             continue  # merged away since the listing: its rows are in the part before it
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, KeyError) as error:
             unreadable.append(f"{name}: {error}")
             continue
         steps = table.column("step").to_numpy()
@@ -111,14 +116,24 @@ def read_trace(
             tables.append(table.slice(begin, end - begin))
             seen = int(steps[end - 1])
     if not tables:
-        return Trace(_empty(columns), unreadable)
+        return Trace(_empty(columns), unreadable, tuple(present))
     table = pa.concat_tables(tables, promote_options="default").combine_chunks()
-    return Trace(table.replace_schema_metadata(None), unreadable)
+    return Trace(table.replace_schema_metadata(None), unreadable, tuple(present))
 
 
-def _read_part(storage: Storage, path: str, columns: Sequence[str] | None) -> pa.Table:
+def _read_part(
+    storage: Storage, path: str, columns: Sequence[str] | None, present: dict[str, None] | None = None
+) -> pa.Table:
+    """A part's rows; the names of all its columns but `step` are added to `present`.
+
+    KeyError if it has no `step`: whatever it is, it is no part.
+    """
     with storage.fs.open_input_file(storage.path(path)) as source:
         part = pq.ParquetFile(source)
+        if "step" not in part.schema_arrow.names:
+            raise KeyError("no column 'step'")
+        if present is not None:
+            present.update(dict.fromkeys(name for name in part.schema_arrow.names if name != "step"))
         wanted = None
         if columns is not None:
             wanted = [name for name in dict.fromkeys(["step", *columns]) if name in part.schema_arrow.names]

@@ -1,0 +1,81 @@
+"""A bounded pool of threads: a limit on who works, a limit on who waits, and a limit in time.
+
+Reading and drawing have a pool each, and neither is the pool that the web framework uses, so that
+two hundred waiting pictures keep no health check from its answer.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from service.problems import unavailable
+
+Result = TypeVar("Result")
+
+
+class Pool:
+    """Runs functions in threads; a 503 Problem where too many wait or one takes too long."""
+
+    def __init__(self, name: str, workers: int, queue: int, timeout: float) -> None:
+        self.name, self.workers, self.queue, self.timeout = name, workers, queue, timeout
+        self.num_pending = 0  # working or waiting
+        self.num_refused = 0
+        self.num_timeouts = 0
+        self.seconds = 0.0
+        self._executor = ThreadPoolExecutor(workers, thread_name_prefix=name)
+        self._flying: dict[Hashable, asyncio.Future[object]] = {}
+
+    @property
+    def num_waiting(self) -> int:
+        return max(0, self.num_pending - self.workers)
+
+    async def run(self, work: Callable[[], Result]) -> Result:
+        """What `work` returns or raises; it goes on in its thread if nobody waits for it any more."""
+        if self.num_pending >= self.workers + self.queue:
+            self.num_refused += 1
+            raise unavailable(
+                f"{self.num_waiting} requests wait for '{self.name}' already; limit: {self.queue}"
+            )
+        self.num_pending += 1
+        begin = time.perf_counter()
+        future = self._executor.submit(work)
+        # A thread that is given up still works: it counts until it is done.
+        loop = asyncio.get_running_loop()
+        future.add_done_callback(lambda _: _quietly(loop, self._done))
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(future), self.timeout)
+        except TimeoutError:
+            self.num_timeouts += 1
+            raise unavailable(f"'{self.name}' took longer than {self.timeout:g} s") from None
+        finally:
+            self.seconds += time.perf_counter() - begin
+
+    async def shared(self, key: Hashable, work: Callable[[], Result]) -> Result:
+        """As `run`, but all who ask for the same key at the same time get the one result."""
+        flying = self._flying.get(key)
+        if flying is None:
+            flying = asyncio.ensure_future(self.run(work))
+            self._flying[key] = flying
+            flying.add_done_callback(lambda done: self._landed(key, done))
+        return await asyncio.shield(flying)  # type: ignore[return-value]
+
+    def _landed(self, key: Hashable, done: "asyncio.Future[object]") -> None:
+        self._flying.pop(key, None)
+        if not done.cancelled():
+            done.exception()  # seen: whoever asked may have gone
+
+    def _done(self) -> None:
+        self.num_pending -= 1
+
+    def close(self) -> None:
+        """Drop what waits; what works is left to end."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _quietly(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+    try:
+        loop.call_soon_threadsafe(callback)
+    except RuntimeError:
+        return  # the loop has been closed: the service is going down

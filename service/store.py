@@ -1,0 +1,193 @@
+"""What the service reads: the catalogue's rows and the traces' columns, behind bounded caches.
+
+No path is built from a URL: an id from a request is only ever compared with ids in the catalogue,
+and paths come from the rows that were found.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import fs
+
+from service.cache import ByteCache
+from service.problems import not_found
+from service.sampling import Series
+from service.settings import Settings
+from study.catalogue import SCHEMA_VERSION, Catalogue, CatalogueError
+from study.storage import Storage, StorageError
+from study.traces import read_trace, trace_folder
+
+RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}\Z", re.ASCII)
+TRIAL_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}_[0-9]{5}\Z", re.ASCII)
+# Always there to ask for, even before the first part is.
+STANDARD_COLUMNS = ("loss", "grad_norm", "grad_norm_clipped", "lr", "clip_threshold", "skipped", "loss_scale")
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What an `<id>` means: a run and its trials, or one of them (`narrow`)."""
+
+    run: Row
+    trials: list[Row]
+    narrow: bool = False
+    by_name: bool = True  # False for `latest`, which names another run tomorrow
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing about it will change any more."""
+        done = all(trial["status"] in ("finished", "diverged", "pruned") for trial in self.trials)
+        return self.by_name and done and (self.narrow or self.run["status"] == "finished")
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Columns of a trial's trace that were asked for, without the places that were not sampled."""
+
+    series: dict[str, Series] = field(default_factory=dict)
+    names: tuple[str, ...] = ()  # every column that the trace has, `step` left out
+    last_step: int = 0
+    warnings: tuple[str, ...] = ()
+
+    def __getitem__(self, name: str) -> Series:
+        return self.series.get(name, EMPTY)
+
+
+EMPTY = Series(np.zeros(0, np.int32), np.zeros(0, np.float32))
+Stamp = tuple[tuple[str, int, int], ...]
+
+
+class Store:
+    """The catalogue and the storage, as one thing to read from."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.storage = Storage(settings.storage)
+        self.catalogue = Catalogue(settings.database_url)
+        self._storages: dict[str, Storage] = {}
+        self._columns: ByteCache[tuple[Stamp, Series]] = ByteCache(settings.trace_cache_mb << 20)
+        self._heads: ByteCache[tuple[Stamp, Recorded]] = ByteCache(4 << 20)
+
+    def close(self) -> None:
+        self.catalogue.engine.dispose()
+
+    def check(self) -> None:
+        """CatalogueError unless the database can be read and its schema is one that this code knows."""
+        if self.is_empty():
+            return
+        version = self.catalogue.schema_version()
+        if version is not None and version > SCHEMA_VERSION:
+            raise CatalogueError(
+                f"database '{self.catalogue.name}' has schema {version}; this code knows up to {SCHEMA_VERSION}"
+            )
+
+    def is_empty(self) -> bool:
+        """Whether no run was ever started here: no database yet, or one without our tables."""
+        if not self.catalogue.has_database():
+            return True
+        return self.catalogue.schema_version() is None
+
+    def find(self, identifier: str) -> Selection:
+        """The run or trial that `<id>` names; a 404 Problem if there is none."""
+        if not (RUN_ID.match(identifier) or TRIAL_ID.match(identifier)) or self.is_empty():
+            raise not_found(identifier)
+        if TRIAL_ID.match(identifier):
+            trial = self.catalogue.trial(identifier)
+            run = self.catalogue.run(trial["run_id"]) if trial else None
+            if trial is None or run is None:
+                raise not_found(identifier)
+            return Selection(run, [trial], narrow=True)
+        run = self.catalogue.run(identifier)
+        if run is None:
+            raise not_found(identifier)
+        return Selection(run, self.catalogue.trials(run["id"]), by_name=identifier != "latest")
+
+    def storage_of(self, run: Row) -> Storage:
+        """Where a run's traces lie: this service's storage, else the one that the run was started with."""
+        known = self._storages.get(run["id"])
+        if known is not None:
+            return known
+        if self.storage.exists(run["id"]):
+            self._storages[run["id"]] = self.storage
+            return self.storage
+        try:
+            other = Storage(run["storage"])
+            if other.exists(run["id"]):
+                self._storages[run["id"]] = other
+                return other
+        except StorageError:
+            pass  # its own place is unknown here; ours will be looked at, and be found empty
+        return self.storage
+
+    def stamp(self, run: Row, trial: Row) -> Stamp:
+        """Names, sizes and times of a trial's parts, by one listing: changes when the trace does."""
+        storage = self.storage_of(run)
+        folder = storage.path(trace_folder(run["id"], trial["id"]))
+        infos = storage.fs.get_file_info(fs.FileSelector(folder, allow_not_found=True))
+        files = [info for info in infos if info.type == fs.FileType.File]
+        return tuple(sorted((info.base_name, info.size or 0, info.mtime_ns or 0) for info in files))
+
+    def read(self, run: Row, trial: Row, columns: Iterable[str]) -> Recorded:
+        """Columns of a trial's trace. `prefix/*` means every column of that group.
+
+        A trial without parts has no points, an unreadable part is named in `warnings`; neither fails.
+        """
+        stamp = self.stamp(run, trial)
+        head = self._heads.get(trial["id"])
+        if head is None or head[0] != stamp:
+            head = (stamp, self._read_head(run, trial, stamp))
+            self._heads.put(trial["id"], head, 1000)
+        names = head[1].names
+        series: dict[str, Series] = {}
+        missing = []
+        for name in _expand(columns, names):
+            known = self._columns.get((trial["id"], name))
+            if known is not None and known[0] == stamp:
+                series[name] = known[1]
+            elif name in names:
+                missing.append(name)
+        if missing:
+            trace = read_trace(self.storage_of(run), run["id"], trial["id"], columns=missing)
+            for name in missing:
+                series[name] = _series(trace.table, name)
+                size = series[name].steps.nbytes + series[name].values.nbytes
+                self._columns.put((trial["id"], name), (stamp, series[name]), size)
+        return Recorded(series, names, head[1].last_step, head[1].warnings)
+
+    def _read_head(self, run: Row, trial: Row, stamp: Stamp) -> Recorded:
+        """Column names, last step and warnings: what a trace is, without its columns."""
+        if not stamp:
+            missing = trial["step"] > 0
+            gone = (f"trial {trial['id']}: no part of its trace is there",) if missing else ()
+            return Recorded(warnings=gone)
+        trace = read_trace(self.storage_of(run), run["id"], trial["id"], columns=[])
+        parts = (text.split(":")[0] for text in trace.unreadable)
+        warnings = tuple(f"trial {trial['id']}: part {name} can't be read" for name in parts)
+        steps = trace.table.column("step")
+        last = steps[-1].as_py() if len(steps) else 0
+        return Recorded(names=trace.names, last_step=last, warnings=warnings)
+
+
+def _expand(columns: Iterable[str], names: Sequence[str]) -> list[str]:
+    wanted: list[str] = []
+    for column in columns:
+        prefix = column.removesuffix("*")
+        wanted += [column] if prefix == column else [name for name in names if name.startswith(prefix)]
+    return list(dict.fromkeys(wanted))
+
+
+def _series(table: pa.Table, name: str) -> Series:
+    """One column with its steps; rows where it was not sampled (null) are left out."""
+    steps = table.column("step").to_numpy()
+    if name not in table.column_names:
+        return EMPTY
+    column = table.column(name)
+    if column.null_count:
+        valid = column.is_valid().to_numpy()
+        column, steps = column.drop_null(), steps[valid]
+    values = column.to_numpy()
+    return Series(steps, values if values.dtype.kind == "f" else values.astype(np.float32))

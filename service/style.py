@@ -1,0 +1,222 @@
+"""How pictures look: themes, the cycle of lines, and a sheet with room for title, axes and legend.
+
+Figure objects only, never pyplot: its figures live until closed, and its current figure is global.
+Raw lines are solid, since a gap of a dash could hide a spike one step wide; in grey print they are
+told apart by their markers and by how dark they are.
+"""
+
+import io
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from service.options import Kind, PictureOptions
+
+matplotlib.rcParams["svg.hashsalt"] = "gradnorm"  # the same picture is the same bytes
+
+TITLE_POINTS, LABEL_POINTS, TICK_POINTS, LEGEND_POINTS = 12.0, 10.0, 9.0, 9.0
+ROW_POINTS = 15.0  # height of a row of the legend
+HANDLE_POINTS = 30.0  # length of a line in the legend
+MARKERS = ("o", "^", "v", "D", "s", "P", "X", "<", ">", "p", "h")
+
+
+@dataclass(frozen=True)
+class Theme:
+    """Colours of a picture. `cycle` is Okabe and Ito's, which the colour-blind can tell apart."""
+
+    background: str
+    text: str
+    faint: str
+    cycle: tuple[str, ...]
+    colormap: str
+    line_width: float = 1.0
+
+
+_LIGHT = ("#0067b0", "#e8890c", "#00916a", "#d873b0", "#b8430a", "#4aa8e0", "#5a5a5a", "#a89600")
+_DARK = ("#56a8f0", "#f5a83c", "#2fc79a", "#ec93cb", "#f0764a", "#8fd0ff", "#bdbdbd", "#e0d040")
+_PRINT = ("#003a70", "#d98200", "#007a58", "#cc79a7", "#8c2f00", "#56b4e9", "#000000", "#8f8000")
+THEMES = {
+    "light": Theme("#ffffff", "#1f2328", "#d8dde3", _LIGHT, "viridis"),
+    "dark": Theme("#14181d", "#e6e9ec", "#343b43", _DARK, "viridis"),
+    "print": Theme("#ffffff", "#000000", "#d0d0d0", _PRINT, "cividis", 0.8),
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry of the legend: what a line looks like, and its words."""
+
+    label: str
+    color: str
+    marker: str = ""
+    linestyle: str = "-"
+    alpha: float = 1.0
+
+
+class Sheet:
+    """A figure of the asked size: title above, axes, and the legend below, where it hides nothing."""
+
+    def __init__(self, options: PictureOptions, title: str) -> None:
+        self.options = options
+        self.theme = THEMES[options.theme.value]
+        self.point = options.dpi / 72
+        self.figure = Figure(
+            figsize=(options.width / options.dpi, options.height / options.dpi),
+            dpi=options.dpi,
+            facecolor=self.theme.background,
+        )
+        self.canvas = FigureCanvasAgg(self.figure)
+        self.title = self.fitted(options.title if options.title is not None else title, TITLE_POINTS, 24)
+        self.entries: list[Entry] = []
+
+    def width_of(self, text: str, points: float) -> float:
+        """Pixels that a line of text takes."""
+        renderer = self.canvas.get_renderer()
+        width, _, _ = renderer.get_text_width_height_descent(text, FontProperties(size=points), False)
+        return float(width)
+
+    def fitted(self, text: str, points: float, margin: float) -> str:
+        """`text` on one line, cut with an ellipsis where the picture is narrower than it."""
+        text = " ".join(text.split())
+        room = self.options.width - margin * self.point
+        if not text or self.width_of(text, points) <= room:
+            return text
+        low, high = 0, len(text)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.width_of(text[:middle] + "…", points) <= room:
+                low = middle
+            else:
+                high = middle - 1
+        return text[:low].rstrip() + "…"
+
+    def axes(self, xlabel: str, ylabel: str) -> Axes:
+        """The one pair of axes; call after `entries` are known, which need room below."""
+        rows = self._legend_rows()
+        options, point = self.options, self.point
+        left, right = min(62 * point, options.width * 0.3), 16 * point
+        bottom, top = (
+            (40 + ROW_POINTS * len(rows) + (4 if rows else 0)) * point,
+            (32 if self.title else 12) * point,
+        )
+        left_share, bottom_share = left / options.width, min(bottom / options.height, 0.7)
+        share = max(1 - bottom_share - top / options.height, 0.1)
+        axes = self.figure.add_axes((left_share, bottom_share, 1 - left_share - right / options.width, share))
+        self.dress(axes, xlabel, ylabel)
+        if self.title:
+            self.write(0.5, 1 - 10 * point / options.height, self.title, TITLE_POINTS, ha="center", va="top")
+        self._draw_legend(rows)
+        return axes
+
+    def dress(self, axes: Axes, xlabel: str, ylabel: str) -> None:
+        """Labels, grid and colours of a pair of axes."""
+        theme, point = self.theme, self.point
+        axes.set_facecolor(theme.background)
+        axes.set_xlabel(xlabel, fontsize=LABEL_POINTS, color=theme.text, labelpad=3, parse_math=False)
+        axes.set_ylabel(ylabel, fontsize=LABEL_POINTS, color=theme.text, labelpad=4, parse_math=False)
+        axes.tick_params(labelsize=TICK_POINTS, colors=theme.text, length=3, width=0.8)
+        axes.grid(True, color=theme.faint, linewidth=0.6)
+        axes.set_axisbelow(True)
+        for side, spine in axes.spines.items():
+            spine.set_visible(side in ("left", "bottom"))
+            spine.set_color(theme.text)
+            spine.set_linewidth(0.8)
+        for axis, pixels, room in (
+            (axes.xaxis, self.options.width, 70),
+            (axes.yaxis, self.options.height, 50),
+        ):
+            axis.set_major_locator(
+                MaxNLocator(nbins=int(max(2, min(10, pixels / (room * point)))), steps=[1, 2, 5, 10])
+            )
+
+    def write(self, x: float, y: float, text: str, points: float, **style: Any) -> None:
+        """Text at a place of the figure; never read as mathematics."""
+        style.setdefault("color", self.theme.text)
+        self.figure.text(x, y, text, fontsize=points, parse_math=False, **style)
+
+    def say(self, axes: Axes, text: str) -> None:
+        """A sentence in the middle of axes that have nothing to show."""
+        axes.set_xticks([])
+        axes.set_yticks([])
+        axes.text(
+            0.5, 0.5, self.fitted(text, 11, 100), fontsize=11, color=self.theme.text,
+            ha="center", va="center", transform=axes.transAxes, parse_math=False,
+        )  # fmt: skip
+
+    def _legend_rows(self) -> list[list[tuple[Entry, str, float]]]:
+        """Entries in rows of as many columns as fit; each with its text and its share of the width."""
+        if not self.entries or not self.options.legend:
+            return []
+        room = self.options.width - 24 * self.point
+        limit = max(1, int((self.options.height * 0.4) / (ROW_POINTS * self.point)))
+        extra = (HANDLE_POINTS + 18) * self.point
+        texts = [self.fitted(entry.label, LEGEND_POINTS, 24 + HANDLE_POINTS + 18) for entry in self.entries]
+        widest = max(self.width_of(text, LEGEND_POINTS) for text in texts) + extra
+        columns = max(1, min(len(texts), int(room // widest)))
+        needed = -(-len(texts) // columns)
+        columns = -(-len(texts) // needed)  # as even as possible
+        shown = list(zip(self.entries, texts, strict=True))
+        if needed > limit:
+            left_out = len(shown) - (limit * columns - 1)
+            shown = [
+                *shown[: limit * columns - 1],
+                (Entry("", self.theme.background), f"and {left_out} more"),
+            ]
+        rows = [shown[start : start + columns] for start in range(0, len(shown), columns)]
+        return [[(entry, text, widest / self.options.width) for entry, text in row] for row in rows]
+
+    def _draw_legend(self, rows: list[list[tuple[Entry, str, float]]]) -> None:
+        width, height, point = self.options.width, self.options.height, self.point
+        for index, row in enumerate(rows):
+            y = (6 + ROW_POINTS * (len(rows) - index - 0.5)) * point / height
+            start = 0.5 - rows[0][0][2] * len(rows[0]) / 2 + 6 * point / width
+            for column, (entry, text, share) in enumerate(row):
+                x = start + column * share
+                handle = HANDLE_POINTS * point / width
+                self.figure.add_artist(
+                    Line2D(
+                        [x, x + handle / 2, x + handle], [y, y, y],
+                        color=entry.color, linestyle=entry.linestyle, linewidth=1.6, alpha=entry.alpha,
+                        marker=entry.marker or None, markevery=[1], markersize=7,
+                        markeredgecolor=self.theme.background, markeredgewidth=0.6,
+                    )
+                )  # fmt: skip
+                self.write(x + handle + 6 * point / width, y, text, LEGEND_POINTS, va="center_baseline")
+
+    def save(self, kind: Kind) -> bytes:
+        """The finished picture; the same bytes for the same content."""
+        sink = io.BytesIO()
+        if kind is Kind.png:
+            # Level 6, the default, takes three times as long and saves little on thin lines.
+            self.canvas.print_png(sink, pil_kwargs={"compress_level": 2})
+        elif kind is Kind.svg:
+            self.figure.savefig(sink, format="svg", metadata={"Date": None})
+        else:
+            self.figure.savefig(sink, format="pdf", metadata={"CreationDate": None})
+        return sink.getvalue()
+
+
+def number_format(value: float, _: object = None) -> str:
+    """Short tick labels: 0.25, 12, 3K, 1.5M, 2e+12."""
+    size = abs(value)
+    if size >= 1e12 or 0 < size < 1e-4:
+        return f"{value:.3g}"
+    for limit, suffix in ((1e9, "G"), (1e6, "M"), (1e4, "K")):
+        if size >= limit:
+            return f"{value / (1e3 if suffix == 'K' else limit):g}{suffix}"
+    return f"{value:g}"
+
+
+NUMBERS = FuncFormatter(number_format)
+
+
+def look(theme: Theme, index: int) -> tuple[str, str]:
+    """Colour and marker of the line `index`; 88 pairs before one repeats."""
+    return theme.cycle[index % len(theme.cycle)], MARKERS[index % len(MARKERS)]

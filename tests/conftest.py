@@ -1,0 +1,115 @@
+"""A tiny real store for tests of what reads: a catalogue and traces as a driver leaves them."""
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from study.catalogue import Catalogue
+from study.storage import Storage
+from study.traces import TraceWriter
+
+ARMS = (
+    ("Pre-Norm | Gradient Clip=10 | Run 1", "pre", 10.0),
+    ("Pre-Norm | Gradient Clip=1 | Run 2", "pre", 1.0),
+    ("Post-Norm | DeepNorm | Gradient Clip=1", "deepnorm", 1.0),
+    ("Pre-Norm | Attn. Relax | Gradient Clip=1", "pre", 1.0),
+)
+
+
+def trial_config(block: str, max_norm: float, seed: int, steps: int) -> dict[str, Any]:
+    """A resolved trial as the driver stores it."""
+    return {
+        "model": {
+            "d_model": 48, "num_layers": 2, "context_length": 48, "causal": True,
+            "norm": {"name": "layer"}, "block": {"name": block}, "relaxation": {"name": "none"},
+        },
+        "clip": {"name": "global_norm", "max_norm": max_norm},
+        "optimizer": {"name": "adamw", "lr": 1e-2, "betas": [0.9, 0.95]},
+        "precision": "fp32", "batch_size": 8, "steps": steps, "seed": seed,
+    }  # fmt: skip
+
+
+@dataclass
+class TinyStore:
+    """A storage folder with its catalogue; `add_run` puts a run into both."""
+
+    folder: Path
+    storage: Storage = field(init=False)
+    catalogue: Catalogue = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.storage = Storage(self.folder)
+        self.catalogue = Catalogue(f"sqlite:///{self.folder / 'gradnorm.db'}")
+        self.catalogue.migrate()
+
+    def add_run(
+        self,
+        run_id: str,
+        *,
+        steps: int = 60,
+        seeds: int = 1,
+        arms: int = 4,
+        status: str = "finished",
+        study: str = "figure",
+        created_at: float | None = None,
+        traces: dict[tuple[int, int], dict[str, Any]] | None = None,
+        **trial_values: Any,
+    ) -> list[str]:
+        """A run of `arms` x `seeds` trials; `traces` replaces columns of (arm, seed). Its trials' ids."""
+        now = created_at or time.time()
+        rows = []
+        for arm in range(arms):
+            label, block, max_norm = ARMS[arm % len(ARMS)]
+            for seed in range(seeds):
+                number = len(rows)
+                trial_id = f"{run_id}_{number:05d}"
+                random = np.random.default_rng(number)
+                norms = (1 + arm) * np.exp(0.1 * random.standard_normal(steps))
+                columns = {
+                    "step": np.arange(1, steps + 1),
+                    "loss": 5 - np.log1p(np.arange(steps)) / 2 + 0.01 * random.standard_normal(steps),
+                    "grad_norm": norms,
+                    "grad_norm_clipped": np.minimum(norms, max_norm),
+                    "lr": np.full(steps, 1e-2),
+                    "clip_threshold": np.full(steps, max_norm),
+                    "skipped": np.zeros(steps, bool),
+                    **(traces or {}).get((arm, seed), {}),
+                }
+                length = len(columns["step"])
+                columns = {name: values[:length] for name, values in columns.items()}
+                if length:
+                    writer = TraceWriter(self.storage, run_id, trial_id)
+                    writer.append(columns)
+                bad = np.flatnonzero(~np.isfinite(columns["grad_norm"]))
+                diverged = bool(len(bad)) and status == "finished"
+                rows.append(
+                    {
+                        "id": trial_id, "run_id": run_id, "number": number, "arm": label, "arm_number": arm,
+                        "seed": seed, "status": "diverged" if diverged else status,
+                        "reason": "nonfinite_grad" if diverged else None,
+                        "diverged_step": int(bad[0]) + 1 if diverged else None,
+                        "step": length, "num_steps": steps, "loss": 2.0 + arm / 10, "grad_norm": 1.0 + arm,
+                        "steps_per_second": 30.0, "started_at": now, "heartbeat": now,
+                        "ended_at": now + 9 if status == "finished" else None, "attempts": 1,
+                        "num_parameters": 1000, "config": trial_config(block, max_norm, seed, steps),
+                        "overrides": {"clip.max_norm": max_norm}, "notes": [], "summary": {}, "error": None,
+                        **trial_values,
+                    }
+                )  # fmt: skip
+        run = {
+            "id": run_id, "study": study, "status": status, "created_at": now, "heartbeat": now,
+            "ended_at": now + 9 if status == "finished" else None, "storage": self.storage.uri,
+            "config": {"name": study, "arms": [], "claims": []},
+        }  # fmt: skip
+        self.catalogue.add_run(run, rows)
+        return [row["id"] for row in rows]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> TinyStore:
+    """An empty store; its catalogue is migrated."""
+    return TinyStore(tmp_path / "runs")
