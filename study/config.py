@@ -24,7 +24,7 @@ from models.guards import GUARDS
 from models.norms import NORMS
 from models.optimizers import OPTIMIZERS
 from models.transformer import ModelConfig
-from models.variants import Spec, VariantError, build, check, normalize, options_of, unknown
+from models.variants import VariantError, build, check, normalize, options_of, unknown
 from study.data import CORPORA
 from study.schedules import SCHEDULES
 
