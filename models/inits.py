@@ -48,10 +48,10 @@ def deepnorm_constants(num_layers: int) -> tuple[float, float]:
 
 def deepnorm_encoder_decoder_constants(
     num_encoder: int, num_decoder: int
-) -> tuple[float, float, float, float]:
-    """(alpha, beta) of the encoder, then of the decoder, of an encoder-decoder (DeepNet sec 4.3)."""
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """(alpha, beta) of the encoder and of the decoder of an encoder-decoder (DeepNet sec 4.3)."""
     both = (num_encoder**4 * num_decoder) ** (1 / 16)
-    return 0.81 * both, 0.87 / both, (3.0 * num_decoder) ** 0.25, (12.0 * num_decoder) ** -0.25
+    return (0.81 * both, 0.87 / both), ((3.0 * num_decoder) ** 0.25, (12.0 * num_decoder) ** -0.25)
 
 
 def magneto_gain(num_layers: int) -> float:

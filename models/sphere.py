@@ -130,10 +130,10 @@ class NGPT(Block):
         if not is_normless(config):
             return f"block 'ngpt' normalizes everything itself: takes norm none, not {config.norm!r}"
         if config.embedding_norm or config.embedding_scale != 1.0:
-            return "block 'ngpt' puts the embedding on the unit sphere: embedding_norm and embedding_scale do nothing"
+            return "block 'ngpt' normalizes the embedding: embedding_norm and embedding_scale do nothing"
         relaxation = normalize(config.relaxation)["name"]
         if RELAXATIONS[relaxation].sizes_query_key:  # type: ignore[attr-defined]
-            return f"block 'ngpt' fixes the length of queries and keys: relaxation '{relaxation}' has nothing to act on"
+            return f"block 'ngpt' fixes the length of queries and keys, as relaxation '{relaxation}' would"
         return None
 
     @classmethod
