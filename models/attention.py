@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from models.norms import NORMS
 from models.scores import Relaxation, without_autocast
-from models.variants import Spec, Table, build
+from models.variants import Spec, Table, build, positive
 
 if TYPE_CHECKING:
     from models.sublayers import MLP, Attention
@@ -66,11 +66,9 @@ class PBRelax(Relaxation):
 
     def __init__(self, config: "ModelConfig", *, alpha: float = 32.0, form: str = "pre_matmul") -> None:
         super().__init__(config)
-        if not alpha > 0 or not math.isfinite(alpha):
-            raise ValueError(f"relaxation pb_relax: alpha {alpha}; must be finite and above 0")
+        self.alpha, self.form = positive("relaxation pb_relax: alpha", alpha), form
         if form not in ("pre_matmul", "post_matmul"):
             raise ValueError(f"relaxation pb_relax: unknown form '{form}'; known: post_matmul, pre_matmul")
-        self.alpha, self.form = float(alpha), form
 
     def scores(self, q: Tensor, k: Tensor, scale: float) -> Tensor:
         if self.form == "pre_matmul":
@@ -136,9 +134,7 @@ class SoftCap(Relaxation):
 
     def __init__(self, config: "ModelConfig", *, cap: float = 50.0) -> None:
         super().__init__(config)
-        if not cap > 0:
-            raise ValueError(f"relaxation softcap: cap {cap}; must be above 0")
-        self.cap = cap
+        self.cap = positive("relaxation softcap: cap", cap)
 
     def scores(self, q: Tensor, k: Tensor, scale: float) -> Tensor:
         return self.stored(self.cap * torch.tanh(super().scores(q, k, scale) / self.cap))
@@ -239,9 +235,8 @@ class Temperature(Relaxation):
         self, config: "ModelConfig", *, temperature: float | None = None, learnable: bool = False
     ) -> None:
         super().__init__(config)
-        if temperature is not None and not temperature > 0:
-            raise ValueError(f"relaxation temperature: temperature {temperature}; must be above 0")
-        self.temperature = math.sqrt(self.d_head) if temperature is None else float(temperature)
+        own = math.sqrt(self.d_head) if temperature is None else temperature
+        self.temperature = positive("relaxation temperature: temperature", own)
         self.inverse_H = (
             nn.Parameter(torch.full((self.num_heads,), 1.0 / self.temperature)) if learnable else None
         )
@@ -262,30 +257,33 @@ class Temperature(Relaxation):
 class QKClip(Relaxation):
     """After the step, per head: S = max logit; if S > tau, W_q and W_k of the head *= sqrt(tau / S).
 
-    Kimi K2 (2025), arXiv 2507.20534 [S]; tau 100 [S]. S is over the step's batch (all its
-    micro-batches). Rescues heads whose logits run away and leaves the others' bits alone; a no-op
-    while every S stays below tau, and S that is not finite is left to the step guards.
+    Kimi K2 (2025), arXiv 2507.20534 [S]; tau 100 [S]. S is over all forwards since the last time: a
+    step's micro-batches, and those of skipped steps before it. Rescues heads whose logits run away
+    and leaves the others' bits alone; a no-op while every S stays below tau, and S that is not finite
+    is left to the step guards.
     """
 
+    logit_max_H: Tensor  # a buffer: after a skipped step a checkpoint has to carry it
     watches_logits = True
     sizes_query_key = True
 
     def __init__(self, config: "ModelConfig", *, tau: float = 100.0) -> None:
         super().__init__(config)
-        if not tau > 0:
-            raise ValueError(f"relaxation qk_clip: tau {tau}; must be above 0")
-        self.tau = tau
+        self.tau = positive("relaxation qk_clip: tau", tau)
+        self.register_buffer("logit_max_H", torch.full((self.num_heads,), -math.inf))
+
+    def gather_logits(self, largest_H: Tensor) -> None:
+        self.logit_max_H.copy_(torch.maximum(self.logit_max_H, largest_H))
 
     @torch.no_grad()
     def after_step(self, attention: "Attention") -> None:
-        largest_H, attention.logit_max_H = attention.logit_max_H, None
-        if largest_H is None:
-            return
+        largest_H = self.logit_max_H
         over_H = (largest_H > self.tau) & largest_H.isfinite()
         factor_H = torch.where(over_H, self.tau / largest_H, torch.ones_like(largest_H)).sqrt()
         factor_Dx1 = factor_H.repeat_interleave(self.d_head)[:, None]
         for projection in (attention.query, attention.key):
             projection.weight.mul_(factor_Dx1.to(projection.weight.dtype))
+        self.logit_max_H.fill_(-math.inf)
 
 
 RELAXATIONS: Table = {

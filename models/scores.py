@@ -51,8 +51,8 @@ def without_autocast(device_type: str) -> AbstractContextManager[Any]:
 class Relaxation(nn.Module):
     """What is done to attention scores; this class does nothing and is what others start from.
 
-    touches_scores: the explicit path is needed. watches_logits: the largest logit of every head is
-    wanted in each training forward (Attention.logit_max_H). sizes_query_key: it acts through the
+    touches_scores: the explicit path is needed. watches_logits: gather_logits() wants the
+    largest logit of every head in each training forward. sizes_query_key: it acts through the
     length of queries and keys, so a placement that fixes this length leaves it nothing to do.
     """
 
@@ -87,6 +87,9 @@ class Relaxation(nn.Module):
     def weights(self, scores: Tensor, hidden_TxT: Tensor | None) -> Tensor:  # noqa: ARG002
         """Softmax of masked scores; `hidden_TxT` is true where a query may not look."""
         return self.stored(torch.softmax(scores, dim=-1))
+
+    def gather_logits(self, largest_H: Tensor) -> None:
+        """Take note of a training forward's largest logit by head."""
 
     def attach(self, attention: "Attention", mlp: "MLP") -> None:
         """Change the sublayers themselves, after every init has run."""

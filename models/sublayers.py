@@ -26,9 +26,9 @@ class Attention(nn.Module):
     """softmax(scale q k^T) v by head, then `out`; the relaxation may change any part of it.
 
     scale: factor on q k^T, None for 1 / sqrt(d_head). on_query_key: a placement's own change of
-    queries and keys. With `watch` on, a forward leaves observed_max, the largest logit scale * q.k
-    over batch, heads and visible pairs; for a relaxation that watches, training forwards gather
-    logit_max_H, the same by head since the last step. Both float32, on the device.
+    queries and keys. With `watch` on, a forward leaves observed_max: the largest logit scale * q.k
+    over batch, heads and visible pairs, 0-dim float32 on the device. A relaxation that watches is
+    given the same by head in training.
     """
 
     def __init__(
@@ -56,7 +56,6 @@ class Attention(nn.Module):
         self.explicit = self.relaxation.touches_scores or self.relaxation.stored_type is not torch.float32
         self.watch = False
         self.observed_max: Tensor | None = None
-        self.logit_max_H: Tensor | None = None
 
     def forward(self, x_BxTxD: Tensor) -> Tensor:
         q, k, v = (self._heads(p(x_BxTxD)) for p in (self.query, self.key, self.value))
@@ -100,9 +99,8 @@ class Attention(nn.Module):
             largest_H = logits.amax(dim=(0, 2, 3)).float()
         if self.watch:
             self.observed_max = largest_H.amax()
-        if gathers:  # the micro-batches of one step share one maximum; after_step starts it anew
-            before = self.logit_max_H
-            self.logit_max_H = largest_H if before is None else torch.maximum(before, largest_H)
+        if gathers:
+            self.relaxation.gather_logits(largest_H)
 
 
 class MLP(nn.Module):

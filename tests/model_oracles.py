@@ -88,7 +88,7 @@ def matrix(linear):
     return linear.weight
 
 
-def attention(layer, x, causal, scale=None, on_query_key=None, inner=None):
+def attention(layer, x, causal, *, scale=None, on_query_key=None, inner=None):
     """Multi-head attention by batch, head and query."""
     width, heads = x.shape[-1], layer.num_heads
     size = width // heads
@@ -116,68 +116,103 @@ def mlp(layer, x, gain=1.0, inner=None):
     return (hidden if inner is None else inner(hidden)) @ matrix(layer.down).T
 
 
-def block(name, m, x, config, index):
-    """One block by its placement's formula, index from 0."""
-    layers = config.num_layers
+class Parts:
+    """A block's pieces as functions of float64 tensors."""
 
-    def att(z):
-        return attention(m.attention, z, config.causal)
+    def __init__(self, block, config, index):
+        self.block, self.config, self.number = block, config, index + 1
 
-    def ff(z):
-        return mlp(m.mlp, z)
+    def att(self, x, **gaps):
+        return attention(self.block.attention, x, self.config.causal, **gaps)
 
-    def n1(z):
-        return norm(m.attention_norm, z)
+    def ff(self, x, **gaps):
+        return mlp(self.block.mlp, x, **gaps)
 
-    def n2(z):
-        return norm(m.mlp_norm, z)
+    def n1(self, x):
+        return norm(self.block.attention_norm, x)
 
-    if name == "pre":
-        x = x + att(n1(x))
-        return x + ff(n2(x))
-    if name == "post":
-        x = n1(x + att(x))
-        return n2(x + ff(x))
-    if name == "deepnorm":
-        alpha = (2 * layers) ** (1 / 4)
-        x = n1(alpha * x + att(x))
-        return n2(alpha * x + ff(x))
-    if name in ("sandwich", "peri"):
-        x = x + norm(m.attention_out_norm, att(n1(x)))
-        return x + norm(m.mlp_out_norm, ff(n2(x)))
-    if name == "reordered":
-        x = x + n1(att(x))
-        return x + n2(ff(x))
-    if name == "sub":
-        a, f = m.attention, m.mlp
-        x = x + attention(a, n1(x), config.causal, inner=lambda z: norm(a.inner_norm, z))
-        return x + mlp(f, n2(x), inner=lambda z: norm(f.inner_norm, z))
-    if name == "ln_scaling":
-        x = x + att(n1(x) / math.sqrt(index + 1))
-        return x + ff(n2(x) / math.sqrt(index + 1))
-    if name == "rezero":
-        x = x + m.alpha * att(x)
-        return x + m.alpha * ff(x)
-    if name == "layerscale":
-        x = x + m.attention_scale * att(n1(x))
-        return x + m.mlp_scale * ff(n2(x))
-    assert name == "ngpt"
-    return ngpt_block(m, x, config)
+    def n2(self, x):
+        return norm(self.block.mlp_norm, x)
 
 
-def ngpt_block(m, x, config):
-    """nGPT by its released model's constants: stored gains times value / scaling."""
-    d = config.d_model
+def pre(p, x):
+    x = x + p.att(p.n1(x))
+    return x + p.ff(p.n2(x))
+
+
+def post(p, x):
+    x = p.n1(x + p.att(x))
+    return p.n2(x + p.ff(x))
+
+
+def deepnorm(p, x):
+    alpha = (2 * p.config.num_layers) ** (1 / 4)
+    x = p.n1(alpha * x + p.att(x))
+    return p.n2(alpha * x + p.ff(x))
+
+
+def sandwich(p, x):
+    x = x + norm(p.block.attention_out_norm, p.att(p.n1(x)))
+    return x + norm(p.block.mlp_out_norm, p.ff(p.n2(x)))
+
+
+def reordered(p, x):
+    x = x + p.n1(p.att(x))
+    return x + p.n2(p.ff(x))
+
+
+def sublayer_norms(p, x):
+    x = x + p.att(p.n1(x), inner=lambda z: norm(p.block.attention.inner_norm, z))
+    return x + p.ff(p.n2(x), inner=lambda z: norm(p.block.mlp.inner_norm, z))
+
+
+def ln_scaling(p, x):
+    x = x + p.att(p.n1(x) / math.sqrt(p.number))
+    return x + p.ff(p.n2(x) / math.sqrt(p.number))
+
+
+def rezero(p, x):
+    x = x + p.block.alpha * p.att(x)
+    return x + p.block.alpha * p.ff(x)
+
+
+def layerscale(p, x):
+    x = x + p.block.attention_scale * p.att(p.n1(x))
+    return x + p.block.mlp_scale * p.ff(p.n2(x))
+
+
+def ngpt(p, x):
+    """By the released model's constants: stored gains times value / scaling."""
+    m, d = p.block, p.config.d_model
     s_qk = m.attention.on_query_key.gain.weight * math.sqrt(d)
 
     def on_sphere(q, k, part):
         return s_qk[part] * unit(q), s_qk[part] * unit(k)
 
-    scale = math.sqrt(d // config.num_heads)
-    for step, answer in (
-        (m.attention_step, lambda z: attention(m.attention, z, config.causal, scale, on_sphere)),
-        (m.mlp_step, lambda z: mlp(m.mlp, z, gain=m.mlp.up_gain.weight * math.sqrt(d))),
-    ):
-        rate = (step.rate.weight * 0.05 * math.sqrt(d)).abs()
-        x = unit(x + rate * (unit(answer(x)) - x))
-    return x
+    def rate(step):
+        return (step.rate.weight * 0.05 * math.sqrt(d)).abs()
+
+    answer = p.att(x, scale=math.sqrt(d // p.config.num_heads), on_query_key=on_sphere)
+    x = unit(x + rate(m.attention_step) * (unit(answer) - x))
+    answer = p.ff(x, gain=m.mlp.up_gain.weight * math.sqrt(d))
+    return unit(x + rate(m.mlp_step) * (unit(answer) - x))
+
+
+PLACEMENTS = {
+    "deepnorm": deepnorm,
+    "layerscale": layerscale,
+    "ln_scaling": ln_scaling,
+    "ngpt": ngpt,
+    "peri": sandwich,
+    "post": post,
+    "pre": pre,
+    "reordered": reordered,
+    "rezero": rezero,
+    "sandwich": sandwich,
+    "sub": sublayer_norms,
+}
+
+
+def block(name, module, x, config, index):
+    """One block by its placement's formula, index from 0."""
+    return PLACEMENTS[name](Parts(module, config, index), x)

@@ -10,7 +10,12 @@ from torch.autograd import gradcheck
 from torch.func import functional_call
 
 from models.blocks import BLOCKS
-from models.inits import deepnorm_constants, deepnorm_encoder_decoder_constants, layerscale_value, magneto_gain
+from models.inits import (
+    deepnorm_constants,
+    deepnorm_encoder_decoder_constants,
+    layerscale_value,
+    magneto_gain,
+)
 from models.norms import NORMS
 from models.transformer import ModelConfig, Transformer, no_op_reasons
 from models.variants import options_of
@@ -80,7 +85,13 @@ def test_what_comes_before_the_first_block_and_after_the_last():
 
 @pytest.mark.parametrize(
     ("layers", "alpha", "beta"),
-    [(6, 1.8612, 0.3799), (12, 2.2134, 0.3195), (24, 2.6321, 0.2686), (50, 3.1623, 0.2236), (100, 3.7606, 0.1880)],
+    [
+        (6, 1.8612, 0.3799),
+        (12, 2.2134, 0.3195),
+        (24, 2.6321, 0.2686),
+        (50, 3.1623, 0.2236),
+        (100, 3.7606, 0.1880),
+    ],
 )
 def test_deepnorm_constants_are_the_papers(layers, alpha, beta):
     assert deepnorm_constants(layers) == pytest.approx((alpha, beta), abs=5e-5)
@@ -118,7 +129,12 @@ def test_own_inits_are_the_documented_ones():
         assert stds(block) == pytest.approx(divided, rel=0.05)
     for block in ("sandwich", "peri", "reordered"):
         assert stds(block) == pytest.approx(GPT2, rel=0.05)
-    for block in ("post", {"name": "rezero"}, {"name": "pre", "init": "xavier"}, {"name": "peri", "init": "xavier"}):
+    for block in (
+        "post",
+        {"name": "rezero"},
+        {"name": "pre", "init": "xavier"},
+        {"name": "peri", "init": "xavier"},
+    ):
         assert stds(block) == pytest.approx(XAVIER, rel=0.05)
 
 
@@ -260,7 +276,10 @@ def at_init(block, layers, width):
 
 
 def mean_over_seeds(block, layers, width, what):
-    return [statistics.mean(column) for column in zip(*(s[what] for s in at_init(block, layers, width)), strict=True)]
+    return [
+        statistics.mean(column)
+        for column in zip(*(s[what] for s in at_init(block, layers, width)), strict=True)
+    ]
 
 
 def slope(xs, ys):

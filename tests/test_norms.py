@@ -65,7 +65,9 @@ def test_rms_norm_has_the_eps_of_its_source_and_sees_a_shift():
 def test_scale_norm_starts_at_the_length_of_a_unit_variance_row():
     norm = NORMS["scale"](WIDTH).double()
     lengths = norm(7 * rows(5)).norm(dim=-1)
-    torch.testing.assert_close(lengths, torch.full((5,), math.sqrt(WIDTH), dtype=torch.float64), rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        lengths, torch.full((5,), math.sqrt(WIDTH), dtype=torch.float64), rtol=1e-6, atol=0
+    )
 
 
 def test_scale_norm_of_zero_is_zero():
