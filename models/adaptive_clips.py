@@ -208,6 +208,7 @@ class SPAM(Clip):
     def clip(self, parameters: Parameters, norm: Tensor) -> Clipped:
         since = self.steps if self.period is None else self.steps % self.period
         finite, clipped = torch.isfinite(norm), []
+        keep = torch.where(finite, self.beta2, 1.0)
         for index, parameter in enumerate(parameters):
             v = self.state[f"v{index}"]
             if since == 0 and self.period is not None:
@@ -216,9 +217,9 @@ class SPAM(Clip):
                 continue
             grad = parameter.grad
             if since >= self.grace_steps:
-                limit = torch.where(v > 0, (self.theta * v).sqrt(), math.inf).to(grad.dtype)
+                limit = (self.theta * v).sqrt_().masked_fill_(v == 0, math.inf).to(grad.dtype)
                 clipped.append((grad.abs() > limit).any())
                 grad.clamp_(-limit, limit)
-            moved = self.beta2 * v + (1 - self.beta2) * grad.float().square()
-            v.copy_(torch.where(finite, moved, v))
+            entering = torch.where(finite, grad, 0.0).float()
+            v.mul_(keep).addcmul_(entering, entering, value=1 - self.beta2)
         return measured(parameters, norm, torch.stack(clipped).any() if clipped else torch.zeros_like(finite))

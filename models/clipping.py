@@ -5,6 +5,7 @@ models/adaptive_clips.py, and what a rule is, is in models/clip.py.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -83,17 +84,21 @@ class AGC(Clip):
         self.eps = above("eps", eps, 0)
 
     def clip(self, parameters: Parameters, norm: Tensor) -> Clipped:
-        clipped = []
-        for parameter in parameters:
-            if parameter.grad is not None:
-                dims = tuple(range(1, parameter.ndim)) or None
-                weight = torch.linalg.vector_norm(parameter, dim=dims, keepdim=True)
-                limit = self.clipping * weight.clamp(min=self.eps)
-                unit = torch.linalg.vector_norm(parameter.grad, dim=dims, keepdim=True)
-                above_limit = unit > limit
-                parameter.grad.mul_(torch.where(above_limit, limit / unit, 1.0))
-                clipped.append(above_limit.any())
-        return measured(parameters, norm, torch.stack(clipped).any())
+        parameters = [p for p in parameters if p.grad is not None]
+        grads = [p.grad for p in parameters if p.grad is not None]
+        weights, units = unit_norms(parameters), unit_norms(grads)
+        sizes = [unit.numel() for unit in units]
+        unit = torch.cat([unit.flatten() for unit in units])
+        limit = self.clipping * torch.cat([weight.flatten() for weight in weights]).clamp(min=self.eps)
+        factor = torch.where(unit > limit, limit / unit, 1.0)
+        for grad, like, scale in zip(grads, units, factor.split(sizes), strict=True):
+            grad.mul_(scale.view_as(like))
+        return measured(parameters, norm, (factor < 1).any())
+
+
+def unit_norms(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Norms over all dimensions but the first, which are kept with size 1; over all where there is one."""
+    return [torch.linalg.vector_norm(t, dim=tuple(range(1, t.ndim)) or None, keepdim=True) for t in tensors]
 
 
 CLIPS: dict[str, type[Clip]] = {
