@@ -23,6 +23,7 @@ from models.clipping import CLIPS
 from models.guards import GUARDS
 from models.norms import NORMS
 from models.optimizers import OPTIMIZERS
+from models.resets import RESETS
 from models.transformer import ModelConfig
 from models.variants import VariantError, build, check, normalize, options_of, unknown
 from study.data import CORPORA
@@ -82,6 +83,7 @@ RelaxationSpec = Annotated[dict[str, Any], _variant("relaxation", RELAXATIONS)]
 ClipSpec = Annotated[dict[str, Any], _variant("clip", CLIPS, built=True)]
 GuardSpec = Annotated[dict[str, Any], _variant("guard", GUARDS, built=True)]
 OptimizerSpec = Annotated[dict[str, Any], _variant("optimizer", OPTIMIZERS, _EXAMPLE, built=True)]
+ResetSpec = Annotated[dict[str, Any], _variant("reset", RESETS, built=True)]
 ScheduleSpec = Annotated[dict[str, Any], _variant("schedule", SCHEDULES, built=True)]
 DataSpec = Annotated[dict[str, Any], _variant("data", CORPORA, built=True)]
 
@@ -127,6 +129,7 @@ class TrialConfig(Section):
     clip: ClipSpec = {"name": "global_norm"}
     guard: GuardSpec = {"name": "skip_nonfinite"}
     optimizer: OptimizerSpec = {"name": "adamw"}
+    reset: ResetSpec = {"name": "none"}
     schedule: ScheduleSpec = {"name": "constant"}
     data: DataSpec = {"name": "stdlib"}
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
@@ -261,7 +264,7 @@ def trial_config(trial: Mapping[str, Any], overrides: Mapping[str, Any], where: 
 def _fill_names(raw: dict[str, Any]) -> None:
     """`clip: {max_norm: 10}` means the default clip with this option."""
     defaults = TrialConfig.model_fields
-    for key in ("clip", "optimizer", "schedule", "guard"):
+    for key in ("clip", "optimizer", "schedule", "guard", "reset"):
         if isinstance(raw.get(key), dict):
             raw[key].setdefault("name", normalize(defaults[key].default)["name"])
     section = raw.get("model")

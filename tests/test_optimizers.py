@@ -201,7 +201,7 @@ def test_a_value_out_of_range_is_refused_with_its_place(spec: dict, message: str
         ({"name": "sgd", "momentum": 0.9}, lambda ps: torch.optim.SGD(ps, momentum=0.9, foreach=False)),
         ("adafactor", lambda ps: torch.optim.Adafactor(ps, foreach=False)),
     ],
-    ids=str,
+    ids=["adamw", "adam", "sgd", "sgd with momentum", "adafactor"],
 )
 def test_named_optimizers_step_like_torch_unfused(spec: dict | str, plain: Callable) -> None:
     network = Network()
