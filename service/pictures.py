@@ -77,10 +77,12 @@ def draw(store: Store, selections: list[Selection], plot: str, options: PictureO
         for row in selection.trials
     ]
     warnings = [text for _, trace in traces for text in trace.recorded.warnings]
-    return render(plot, Scene(name, arms(traces, options), warnings), options, kind)
+    return render(plot, Scene(name, arms(traces, options, PLOTS[plot].lines), warnings), options, kind)
 
 
-def arms(traces: list[tuple[dict[str, Any], TrialTrace]], options: PictureOptions) -> list[Arm]:
+def arms(
+    traces: list[tuple[dict[str, Any], TrialTrace]], options: PictureOptions, limited: bool = True
+) -> list[Arm]:
     """Trials as the lines they make; 422 with the limit where there are too many."""
     several = len({run["id"] for run, _ in traces}) > 1
     groups: dict[Any, Arm] = {}
@@ -100,7 +102,7 @@ def arms(traces: list[tuple[dict[str, Any], TrialTrace]], options: PictureOption
             key = label = f"{options.group_by}={', '.join(map(str, values))}"
         groups.setdefault(key, Arm(label, [])).trials.append(trace)
     num_lines = len(traces) if options.band is Band.none else len(groups)
-    if num_lines > MAX_LINES:
+    if limited and num_lines > MAX_LINES:
         raise bad_parameter(
             "trials", f"{num_lines} lines; limit: {MAX_LINES}; narrow them by trials, where or group_by"
         )

@@ -5,25 +5,32 @@ Raw lines are solid, since a gap of a dash could hide a spike one step wide; in 
 told apart by their markers and by how dark they are.
 """
 
+import functools
 import io
+import zlib
 from dataclasses import dataclass
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
+from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator
+from PIL import Image
 
 from service.options import Kind, PictureOptions
 
 matplotlib.rcParams["svg.hashsalt"] = "gradnorm"  # the same picture is the same bytes
 
+RUN_LENGTHS = zlib.Z_RLE
 TITLE_POINTS, LABEL_POINTS, TICK_POINTS, LEGEND_POINTS = 12.0, 10.0, 9.0, 9.0
 ROW_POINTS = 15.0  # height of a row of the legend
 HANDLE_POINTS = 30.0  # length of a line in the legend
+LEFT_POINTS, RIGHT_POINTS = 56.0, 14.0  # beside the axes
 MARKERS = ("o", "^", "v", "D", "s", "P", "X", "<", ">", "p", "h")
 
 
@@ -57,7 +64,15 @@ class Entry:
     color: str
     marker: str = ""
     linestyle: str = "-"
-    alpha: float = 1.0
+    patch: float = 0.0  # opacity of an area behind the line
+
+
+@functools.cache
+def advance(character: str) -> float:
+    """Width of a character in the text font, as a share of its size."""
+    font = get_font(findfont(FontProperties()))
+    font.set_size(100, 72)
+    return float(font.load_char(ord(character)).linearHoriAdvance / 65536 / 100)
 
 
 class Sheet:
@@ -77,15 +92,22 @@ class Sheet:
         self.entries: list[Entry] = []
 
     def width_of(self, text: str, points: float) -> float:
-        """Pixels that a line of text takes."""
-        renderer = self.canvas.get_renderer()
-        width, _, _ = renderer.get_text_width_height_descent(text, FontProperties(size=points), False)
-        return float(width)
+        """Pixels that a line of text takes, kerning left out."""
+        return sum(map(advance, text)) * points * self.point
+
+    @property
+    def num_columns(self) -> int:
+        """Columns of pixels that lines are drawn on."""
+        return max(32, int((self.options.width - (LEFT_POINTS + RIGHT_POINTS) * self.point) / 1.03))
 
     def fitted(self, text: str, points: float, margin: float) -> str:
         """`text` on one line, cut with an ellipsis where the picture is narrower than it."""
+        return self.fitted_to(text, points, self.options.width / self.point - margin)
+
+    def fitted_to(self, text: str, points: float, width: float) -> str:
+        """`text` on one line of at most `width` points."""
         text = " ".join(text.split())
-        room = self.options.width - margin * self.point
+        room = width * self.point
         if not text or self.width_of(text, points) <= room:
             return text
         low, high = 0, len(text)
@@ -101,7 +123,7 @@ class Sheet:
         """The one pair of axes; call after `entries` are known, which need room below."""
         rows = self._legend_rows()
         options, point = self.options, self.point
-        left, right = min(62 * point, options.width * 0.3), 16 * point
+        left, right = LEFT_POINTS * point, RIGHT_POINTS * point
         bottom, top = (
             (40 + ROW_POINTS * len(rows) + (4 if rows else 0)) * point,
             (32 if self.title else 12) * point,
@@ -110,10 +132,29 @@ class Sheet:
         share = max(1 - bottom_share - top / options.height, 0.1)
         axes = self.figure.add_axes((left_share, bottom_share, 1 - left_share - right / options.width, share))
         self.dress(axes, xlabel, ylabel)
-        if self.title:
-            self.write(0.5, 1 - 10 * point / options.height, self.title, TITLE_POINTS, ha="center", va="top")
+        self._draw_title()
         self._draw_legend(rows)
         return axes
+
+    def boxes(self, number: int) -> list[Axes]:
+        """A grid of panels, with room at the right for a scale of colours."""
+        self._draw_title()
+        across = 1 if number == 1 else 2 if number <= 4 else 3
+        down = -(-number // across)
+        width, height = self.options.width / self.point, self.options.height / self.point  # in points
+        box = ((width - 64) / across, (height - 34 - 6) / down)
+        panels = []
+        for place in range(number):
+            left, row = (place % across) * box[0] + 78, place // across
+            bottom = height - 34 - (row + 1) * box[1] + 34
+            shape = (left / width, bottom / height, max(box[0] - 88, 20) / width, max(box[1] - 54, 12) / height)
+            panels.append(self.figure.add_axes(shape))
+        return panels
+
+    def _draw_title(self) -> None:
+        if self.title:
+            y = 1 - 10 * self.point / self.options.height
+            self.write(0.5, y, self.title, TITLE_POINTS, ha="center", va="top")
 
     def dress(self, axes: Axes, xlabel: str, ylabel: str) -> None:
         """Labels, grid and colours of a pair of axes."""
@@ -180,12 +221,16 @@ class Sheet:
             for column, (entry, text, share) in enumerate(row):
                 x = start + column * share
                 handle = HANDLE_POINTS * point / width
+                if entry.patch:
+                    box = (x, y - 4 * point / height), handle, 8 * point / height
+                    self.figure.add_artist(Rectangle(*box, facecolor=entry.color, alpha=entry.patch, linewidth=0))
                 self.figure.add_artist(
                     Line2D(
                         [x, x + handle / 2, x + handle], [y, y, y],
-                        color=entry.color, linestyle=entry.linestyle, linewidth=1.6, alpha=entry.alpha,
+                        color=entry.color, linestyle=entry.linestyle, linewidth=1.6,
                         marker=entry.marker or None, markevery=[1], markersize=7,
-                        markeredgecolor=self.theme.background, markeredgewidth=0.6,
+                        markeredgecolor=entry.color if entry.marker == "|" else self.theme.background,
+                        markeredgewidth=1.4 if entry.marker == "|" else 0.6,
                     )
                 )  # fmt: skip
                 self.write(x + handle + 6 * point / width, y, text, LEGEND_POINTS, va="center_baseline")
@@ -194,8 +239,12 @@ class Sheet:
         """The finished picture; the same bytes for the same content."""
         sink = io.BytesIO()
         if kind is Kind.png:
-            # Level 6, the default, takes three times as long and saves little on thin lines.
-            self.canvas.print_png(sink, pil_kwargs={"compress_level": 2})
+            # Charts are runs of one colour: run lengths alone pack them as well as level 6 does, which
+            # takes three times as long. Nothing is transparent, so there is no alpha to keep.
+            self.canvas.draw()
+            image = Image.fromarray(np.asarray(self.canvas.buffer_rgba())).convert("RGB")
+            dpi = (self.options.dpi, self.options.dpi)
+            image.save(sink, format="png", compress_level=1, compress_type=RUN_LENGTHS, dpi=dpi)
         elif kind is Kind.svg:
             self.figure.savefig(sink, format="svg", metadata={"Date": None})
         else:
