@@ -69,7 +69,10 @@ class Curve:
 
     def extremes(self) -> np.ndarray:
         """Every finite value that is drawn."""
-        parts = [self.y, *(side for area in (self.strip, self.band) if area for side in (area.low, area.high))]
+        parts = [
+            self.y,
+            *(side for area in (self.strip, self.band) if area for side in (area.low, area.high)),
+        ]
         values = np.concatenate(parts).astype(np.float64)
         return values[np.isfinite(values)]
 

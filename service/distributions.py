@@ -12,7 +12,7 @@ from service.curves import Arm, label_of, scale_of
 from service.lines import set_yscale, x_axis_of
 from service.options import PictureOptions
 from service.sampling import Series
-from service.style import NUMBERS, Entry, Sheet, look, number_format
+from service.style import NUMBERS, Entry, Sheet, label_logs, look, number_format
 
 if TYPE_CHECKING:
     from service.plots import Plot, Scene
@@ -54,8 +54,7 @@ def draw_histogram(scene: Scene, options: PictureOptions, plot: Plot) -> Sheet:
         if len(limits) and low <= np.median(limits) <= high:
             axes.axvline(float(np.median(limits)), color=color, linestyle=":", linewidth=1.2)
     axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(NUMBERS)
-    axes.xaxis.set_minor_formatter(FuncFormatter(lambda *_: ""))
+    label_logs(axes.xaxis, edges[0], edges[-1])
     axes.set_xlim(edges[0], edges[-1])
     axes.yaxis.set_major_formatter(NUMBERS)
     set_yscale(axes, np.concatenate(heights), options, plot)
@@ -81,12 +80,14 @@ def draw_spikes(scene: Scene, options: PictureOptions, plot: Plot) -> Sheet:
         mine = [spikes for (number, _), spikes in zip(trials, found, strict=True) if number == index]
         judged = sum(spikes["grad_norm"][1] for spikes in mine)
         count = sum(len(spikes["grad_norm"][0]) for spikes in mine)
-        score = f"{count} spikes in the norm, {100 * count / judged:.3g} %" if judged else "too short to judge"
-        sheet.entries.append(Entry(f"{label_of(arm, arm.trials)}: {score}", *look(sheet.theme, index)))
+        score = f"{count} spikes, {100 * count / judged:.2g} %" if judged else "too short to judge"
+        sheet.entries.append(Entry(f"{arm.label}: {score}", *look(sheet.theme, index)))
     if any(len(spikes["loss"][0]) for spikes in found):
         sheet.entries.append(Entry("spike in the loss", sheet.theme.text, "x", ""))
     rule = "7 deviations of 1,000 steps" if long_enough else "6 deviations of 128 steps"
-    end = max((float(trial.recorded.last_step) * scale_of(trial.row, options.x) for _, trial in trials), default=0)
+    end = max(
+        (float(trial.recorded.last_step) * scale_of(trial.row, options.x) for _, trial in trials), default=0
+    )
     xlabel, divisor = x_axis_of(end, options.x)
     axes = sheet.axes(xlabel, f"Trial (spike: {rule})")
     if not any(lengths):

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import Colormap, LogNorm
-from matplotlib.ticker import FuncFormatter, LogFormatterMathtext, LogLocator
+from matplotlib.ticker import FuncFormatter
 
 from service.curves import TrialTrace, columns, scale_of
 from service.lines import x_axis_of
 from service.options import PictureOptions
 from service.problems import bad_parameter
-from service.style import Sheet, number_format
+from service.style import Sheet, label_logs, number_format
 
 if TYPE_CHECKING:
     from service.plots import Plot, Scene
@@ -24,13 +24,17 @@ BROKEN = "#e0245e"
 
 def draw_layers(scene: Scene, options: PictureOptions, plot: Plot) -> Sheet:
     """A panel an arm (its first trial); colour is the log of a group's norm, its largest in the pixel."""
-    panels = [(arm.label, arm.trials[0]) for arm in scene.arms if arm.trials and arm.trials[0].recorded.series]
+    panels = [
+        (arm.label, arm.trials[0]) for arm in scene.arms if arm.trials and arm.trials[0].recorded.series
+    ]
     sheet = Sheet(options, f"{plot.title} · {scene.name}")
     if not panels:
         sheet.say(sheet.axes("Training step", plot.ylabel), plot.absent)
         return sheet
     if len(panels) > MAX_PANELS:
-        raise bad_parameter("trials", f"{len(panels)} panels; limit: {MAX_PANELS}; narrow them by trials or where")
+        raise bad_parameter(
+            "trials", f"{len(panels)} panels; limit: {MAX_PANELS}; narrow them by trials or where"
+        )
     images = [image_of(trial, options, max(16, sheet.num_columns)) for _, trial in panels]
     values = np.concatenate([image[np.isfinite(image) & (image > 0)] for _, image, _ in images])
     low, high = (float(values.min()), float(values.max())) if len(values) else (0.1, 1.0)
@@ -103,8 +107,9 @@ def _colorbar(sheet: Sheet, norm: LogNorm, colormap: Colormap) -> None:
     )  # fmt: skip
     bar = sheet.figure.colorbar(ScalarMappable(norm, colormap), cax=axes)
     bar.outline.set_visible(False)
-    axes.yaxis.set_major_locator(LogLocator(numticks=6))
-    axes.yaxis.set_major_formatter(LogFormatterMathtext())
+    label_logs(axes.yaxis, float(norm.vmin or 1), float(norm.vmax or 1))
     axes.tick_params(labelsize=8, colors=sheet.theme.text, which="both", length=2)
     sheet.write(1 - 47 * point / options.width, 1 - 34 * point / options.height, "norm", 8, ha="center")
-    sheet.write(1 - 47 * point / options.width, 24 * point / options.height, "inf, NaN", 8, ha="center", color=BROKEN)
+    sheet.write(
+        1 - 47 * point / options.width, 24 * point / options.height, "inf, NaN", 8, ha="center", color=BROKEN
+    )

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from service.curves import Area, Curve, Read, curves_of, spikes_in
 from service.options import Axis, PictureOptions, Scale
-from service.style import NUMBERS, Entry, Sheet, Theme, look, number_format
+from service.style import NUMBERS, Entry, Sheet, Theme, label_logs, look, number_format
 
 if TYPE_CHECKING:
     from service.plots import Plot, Scene
@@ -89,9 +89,7 @@ def x_axis_of(end: float, axis: Axis) -> tuple[str, float]:
     return label, 1.0
 
 
-def draw_curve(
-    axes: Axes, theme: Theme, curve: Curve, place: tuple[int, int], zorder: float
-) -> None:
+def draw_curve(axes: Axes, theme: Theme, curve: Curve, place: tuple[int, int], zorder: float) -> None:
     """One line with everything that belongs to it; `place`: which of how many."""
     color, marker = look(theme, curve.index)
     faded = 0.45 if curve.smooth is not None else 1.0
@@ -103,8 +101,8 @@ def draw_curve(
         axes.add_collection(strip, autolim=False)
         odd = spikes_in(curve.strip, curve.y)
         if len(odd):
-            style = {"colors": color, "linewidth": theme.line_width * 0.9, "zorder": 2.97}
-            axes.vlines(curve.x[odd], curve.strip.low[odd], curve.strip.high[odd], **style)
+            spikes: dict[str, Any] = {"colors": color, "linewidth": theme.line_width * 0.9, "zorder": 2.97}
+            axes.vlines(curve.x[odd], curve.strip.low[odd], curve.strip.high[odd], **spikes)
         width *= 1.3
     top = (curve.x, curve.y)
     if curve.smooth is not None:
@@ -112,14 +110,20 @@ def draw_curve(
             axes.plot(curve.x, curve.y, color=color, linewidth=width * 0.8, alpha=0.35, zorder=zorder)
         top, width = curve.smooth, theme.line_width * 1.7
     axes.plot(*top, color=color, linewidth=width, solid_joinstyle="bevel", zorder=zorder)
-    marked = _marked(*top, place)
+    marked = _marked(*top, place) if curve.named else []
     axes.plot(
         top[0][marked], top[1][marked], ls="none", marker=marker, color=color, markersize=6.5,
         markeredgecolor=theme.background, markeredgewidth=0.7, zorder=3,
     )  # fmt: skip
     lonely = _lonely(curve.y)
     if len(lonely):
-        style = {"ls": "none", "marker": ".", "markersize": 5, "color": color, "zorder": zorder}
+        style: dict[str, Any] = {
+            "ls": "none",
+            "marker": ".",
+            "markersize": 5,
+            "color": color,
+            "zorder": zorder,
+        }
         axes.plot(curve.x[lonely], curve.y[lonely], **style)
     if len(curve.nonfinite_x):
         places = np.unique(curve.nonfinite_x)
@@ -225,6 +229,12 @@ def set_yscale(axes: Axes, values: np.ndarray, options: PictureOptions, plot: Pl
     elif scale is Scale.symlog:
         sizes = np.abs(values[values != 0])
         axes.set_yscale("symlog", linthresh=float(np.quantile(sizes, 0.05)) if len(sizes) else 1.0)
-    if scale is not Scale.linear:
+    if scale is Scale.log:
+        label_logs(axes.yaxis, low, high)
+    elif scale is Scale.symlog:
+        axes.set_ylim(low, high)
         axes.yaxis.set_major_formatter(NUMBERS)
+        ticks = np.asarray(axes.yaxis.get_majorticklocs())
+        if ((ticks >= low) & (ticks <= high)).sum() < 3:  # less than a decade or two in sight
+            axes.yaxis.set_major_locator(MaxNLocator(6))
     axes.set_ylim(low, high)

@@ -48,16 +48,22 @@ class PictureOptions(BaseModel):
     model_config = ConfigDict(populate_by_name=True)
 
     trials: str | None = Field(
-        None, max_length=4000, description="Trial ids or numbers, by commas; all if absent"
+        default=None, max_length=4000, description="Trial ids or numbers, by commas; all if absent"
     )
     where: list[Annotated[str, Field(max_length=200)]] = Field(
         default_factory=list, max_length=16, description="field:value of the trial's config; repeated: and"
     )
     group_by: str = Field(
-        "arm", max_length=100, description="`arm`, `trial`, or a config field whose values make the lines"
+        default="arm",
+        max_length=100,
+        description="`arm`, `trial`, or a config field whose values make the lines",
     )
-    band: Band = Field(default=Band.minmax, description="Over the trials of a line; none: each trial its own line")
-    smooth: int = Field(default=0, ge=0, le=100_000, description="Steps of a trailing mean, drawn over the raw line")
+    band: Band = Field(
+        default=Band.minmax, description="Over the trials of a line; none: each trial its own line"
+    )
+    smooth: int = Field(
+        default=0, ge=0, le=100_000, description="Steps of a trailing mean, drawn over the raw line"
+    )
     yscale: Scale | None = Field(default=None, description="The plot's own scale if absent")
     x: Axis = Axis.step
     first: int | None = Field(default=None, alias="from", ge=0, le=2**31 - 1, description="First step shown")

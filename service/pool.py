@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from service.problems import unavailable
 
@@ -23,9 +23,10 @@ class Pool:
         self.num_pending = 0  # working or waiting
         self.num_refused = 0
         self.num_timeouts = 0
+        self.num_done = 0
         self.seconds = 0.0
         self._executor = ThreadPoolExecutor(workers, thread_name_prefix=name)
-        self._flying: dict[Hashable, asyncio.Future[object]] = {}
+        self._flying: dict[Hashable, asyncio.Future[Any]] = {}
 
     @property
     def num_waiting(self) -> int:
@@ -54,20 +55,21 @@ class Pool:
 
     async def shared(self, key: Hashable, work: Callable[[], Result]) -> Result:
         """As `run`, but all who ask for the same key at the same time get the one result."""
-        flying = self._flying.get(key)
+        flying: asyncio.Future[Result] | None = self._flying.get(key)
         if flying is None:
             flying = asyncio.ensure_future(self.run(work))
             self._flying[key] = flying
             flying.add_done_callback(lambda done: self._landed(key, done))
-        return await asyncio.shield(flying)  # type: ignore[return-value]
+        return await asyncio.shield(flying)
 
-    def _landed(self, key: Hashable, done: "asyncio.Future[object]") -> None:
+    def _landed(self, key: Hashable, done: "asyncio.Future[Any]") -> None:
         self._flying.pop(key, None)
         if not done.cancelled():
             done.exception()  # seen: whoever asked may have gone
 
     def _done(self) -> None:
         self.num_pending -= 1
+        self.num_done += 1
 
     def close(self) -> None:
         """Drop what waits; what works is left to end."""

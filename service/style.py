@@ -7,19 +7,21 @@ told apart by their markers and by how dark they are.
 
 import functools
 import io
+import math
 import zlib
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 from PIL import Image
 
 from service.options import Kind, PictureOptions
@@ -63,7 +65,7 @@ class Entry:
     label: str
     color: str
     marker: str = ""
-    linestyle: str = "-"
+    linestyle: Literal["-", "--", ""] = "-"
     patch: float = 0.0  # opacity of an area behind the line
 
 
@@ -147,7 +149,12 @@ class Sheet:
         for place in range(number):
             left, row = (place % across) * box[0] + 78, place // across
             bottom = height - 34 - (row + 1) * box[1] + 34
-            shape = (left / width, bottom / height, max(box[0] - 88, 20) / width, max(box[1] - 54, 12) / height)
+            shape = (
+                left / width,
+                bottom / height,
+                max(box[0] - 88, 20) / width,
+                max(box[1] - 54, 12) / height,
+            )
             panels.append(self.figure.add_axes(shape))
         return panels
 
@@ -161,8 +168,16 @@ class Sheet:
         theme, point = self.theme, self.point
         axes.set_facecolor(theme.background)
         axes.set_xlabel(xlabel, fontsize=LABEL_POINTS, color=theme.text, labelpad=3, parse_math=False)
-        axes.set_ylabel(ylabel, fontsize=LABEL_POINTS, color=theme.text, labelpad=4, parse_math=False)
+        room = axes.get_position().height * self.options.height / point
+        axes.set_ylabel(
+            self.fitted_to(ylabel, LABEL_POINTS, max(room + 20, 40)),
+            fontsize=LABEL_POINTS,
+            color=theme.text,
+            labelpad=4,
+            parse_math=False,
+        )
         axes.tick_params(labelsize=TICK_POINTS, colors=theme.text, length=3, width=0.8)
+        axes.tick_params(which="minor", labelsize=TICK_POINTS - 1, colors=theme.text, length=2)
         axes.grid(True, color=theme.faint, linewidth=0.6)
         axes.set_axisbelow(True)
         for side, spine in axes.spines.items():
@@ -192,48 +207,58 @@ class Sheet:
         )  # fmt: skip
 
     def _legend_rows(self) -> list[list[tuple[Entry, str, float]]]:
-        """Entries in rows of as many columns as fit; each with its text and its share of the width."""
+        """Entries in rows of as many columns as fit; each with its text and the pixels of its column."""
         if not self.entries or not self.options.legend:
             return []
+        extra = HANDLE_POINTS + 18
+        limit = max(1, int((self.options.height * 0.38) / (ROW_POINTS * self.point)))
+        texts = [self.fitted(entry.label, LEGEND_POINTS, 24 + extra) for entry in self.entries]
+        sizes = [self.width_of(text, LEGEND_POINTS) + extra * self.point for text in texts]
         room = self.options.width - 24 * self.point
-        limit = max(1, int((self.options.height * 0.4) / (ROW_POINTS * self.point)))
-        extra = (HANDLE_POINTS + 18) * self.point
-        texts = [self.fitted(entry.label, LEGEND_POINTS, 24 + HANDLE_POINTS + 18) for entry in self.entries]
-        widest = max(self.width_of(text, LEGEND_POINTS) for text in texts) + extra
-        columns = max(1, min(len(texts), int(room // widest)))
-        needed = -(-len(texts) // columns)
-        columns = -(-len(texts) // needed)  # as even as possible
+        columns = next(n for n in range(len(sizes), 0, -1) if n == 1 or sum(column_widths(sizes, n)) <= room)
+        columns = -(-len(sizes) // -(-len(sizes) // columns))  # as even as possible in as many rows
+        widths = column_widths(sizes, columns)
         shown = list(zip(self.entries, texts, strict=True))
-        if needed > limit:
+        if len(shown) > limit * columns:
             left_out = len(shown) - (limit * columns - 1)
-            shown = [
-                *shown[: limit * columns - 1],
-                (Entry("", self.theme.background), f"and {left_out} more"),
-            ]
-        rows = [shown[start : start + columns] for start in range(0, len(shown), columns)]
-        return [[(entry, text, widest / self.options.width) for entry, text in row] for row in rows]
+            rest = Entry("", self.theme.background)
+            shown = [*shown[: limit * columns - 1], (rest, f"and {left_out} more")]
+        return [
+            [(*entry, widths[column]) for column, entry in enumerate(shown[start : start + columns])]
+            for start in range(0, len(shown), columns)
+        ]
 
     def _draw_legend(self, rows: list[list[tuple[Entry, str, float]]]) -> None:
+        if not rows:
+            return
         width, height, point = self.options.width, self.options.height, self.point
+        begin = (width - sum(size for _, _, size in rows[0])) / 2 + 6 * point
         for index, row in enumerate(rows):
             y = (6 + ROW_POINTS * (len(rows) - index - 0.5)) * point / height
-            start = 0.5 - rows[0][0][2] * len(rows[0]) / 2 + 6 * point / width
-            for column, (entry, text, share) in enumerate(row):
-                x = start + column * share
-                handle = HANDLE_POINTS * point / width
-                if entry.patch:
-                    box = (x, y - 4 * point / height), handle, 8 * point / height
-                    self.figure.add_artist(Rectangle(*box, facecolor=entry.color, alpha=entry.patch, linewidth=0))
-                self.figure.add_artist(
-                    Line2D(
-                        [x, x + handle / 2, x + handle], [y, y, y],
-                        color=entry.color, linestyle=entry.linestyle, linewidth=1.6,
-                        marker=entry.marker or None, markevery=[1], markersize=7,
-                        markeredgecolor=entry.color if entry.marker == "|" else self.theme.background,
-                        markeredgewidth=1.4 if entry.marker == "|" else 0.6,
-                    )
-                )  # fmt: skip
-                self.write(x + handle + 6 * point / width, y, text, LEGEND_POINTS, va="center_baseline")
+            left = begin
+            for entry, text, size in row:
+                self._draw_entry(entry, left / width, y)
+                self.write(
+                    (left + (HANDLE_POINTS + 6) * point) / width, y, text, LEGEND_POINTS, va="center_baseline"
+                )
+                left += size
+
+    def _draw_entry(self, entry: Entry, x: float, y: float) -> None:
+        """The line, marker or area before an entry's words."""
+        length, half = HANDLE_POINTS * self.point / self.options.width, 4 * self.point / self.options.height
+        if entry.patch:
+            style: dict[str, Any] = {"facecolor": entry.color, "alpha": entry.patch, "linewidth": 0}
+            self.figure.add_artist(Rectangle((x, y - half), length, 2 * half, **style))
+        thin = entry.marker in ("|", "x")
+        self.figure.add_artist(
+            Line2D(
+                [x, x + length / 2, x + length], [y, y, y],
+                color=entry.color, linestyle=entry.linestyle, linewidth=1.6,
+                marker=entry.marker or None, markevery=[1], markersize=7,
+                markeredgecolor=entry.color if thin else self.theme.background,
+                markeredgewidth=1.4 if thin else 0.6,
+            )
+        )  # fmt: skip
 
     def save(self, kind: Kind) -> bytes:
         """The finished picture; the same bytes for the same content."""
@@ -252,6 +277,11 @@ class Sheet:
         return sink.getvalue()
 
 
+def column_widths(sizes: list[float], columns: int) -> list[float]:
+    """The widest of every column, where entries fill rows from left to right."""
+    return [max(sizes[column::columns]) for column in range(columns)]
+
+
 def number_format(value: float, _: object = None) -> str:
     """Short tick labels: 0.25, 12, 3K, 1.5M, 2e+12."""
     size = abs(value)
@@ -264,6 +294,14 @@ def number_format(value: float, _: object = None) -> str:
 
 
 NUMBERS = FuncFormatter(number_format)
+
+
+def label_logs(axis: Axis, low: float, high: float) -> None:
+    """Plain numbers on a log axis; between the powers of ten too where these are few."""
+    axis.set_major_formatter(NUMBERS)
+    decades = math.log10(high / low)
+    axis.set_minor_locator(LogLocator(subs=(2, 5) if decades < 1.7 else "all", numticks=30))
+    axis.set_minor_formatter(NUMBERS if decades < 1.7 else NullFormatter())
 
 
 def look(theme: Theme, index: int) -> tuple[str, str]:
