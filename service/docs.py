@@ -39,11 +39,22 @@ def install(app: FastAPI, token: bool) -> None:
                 for path, operations in made["paths"].items():
                     if path != "/healthz":
                         operations["get"]["security"] = [{"token": []}]
+            name_plots(made)
             app.openapi_schema = made
         return app.openapi_schema
 
     app.openapi = document  # type: ignore[method-assign]
     app.include_router(router)
+
+
+def name_plots(document: dict[str, Any]) -> None:
+    """Say which plots there are, where one is asked for; imported now, so that a start needn't wait."""
+    from service.plots import PLOTS
+
+    for operations in document["paths"].values():
+        for parameter in operations["get"].get("parameters", []):
+            if (parameter["name"], parameter["in"]) == ("plot", "path"):
+                parameter["schema"]["enum"] = list(PLOTS)
 
 
 @router.get("/docs", response_class=HTMLResponse)

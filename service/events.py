@@ -38,6 +38,15 @@ SHOWN = (
     "id", "number", "arm", "seed", "status", "reason", "diverged_step", "step", "num_steps", "loss", "grad_norm",
     "steps_per_second",
 )  # fmt: skip
+EVENT = {
+    "type": "object",
+    "required": ["event", "data"],
+    "properties": {
+        "event": {"enum": ["progress", "data", "end", "problem"]},
+        "data": {"type": "string", "description": "JSON"},
+        "id": {"type": "string"},
+    },
+}
 MAX_STATE = 3000  # characters that fit into a header with ease
 State = dict[int, str]  # trial number -> status code and step
 
@@ -104,7 +113,7 @@ async def follow(
 ) -> AsyncIterator[ServerSentEvent]:
     """Events until the run ends or the client goes; the database is asked once a period."""
     state = known_state(last_event_id or "")
-    identifier = selection.trials[0]["id"] if selection.narrow else selection.run["id"]
+    identifier = selection.name
     while True:
         for one in news(selection, state):
             yield one
@@ -126,7 +135,7 @@ async def follow(
     "/runs/{id}/events",
     response_class=Response,
     responses={
-        200: {"description": "Events", "content": {"text/event-stream": {"schema": {"type": "string"}}}},
+        200: {"description": "Events", "content": {"text/event-stream": {"schema": EVENT}}},
         204: {"description": "It has ended and the client knows all of it"},
     },
 )

@@ -102,6 +102,7 @@ def stream(
 ) -> Iterator[bytes]:
     """The file in pieces, one trial after the other; as much memory as one trial's trace."""
     sink = Drain()
+    num_rows = 0
     with WRITERS[form](sink, schema) as writer:
         for row in selection.trials:
             table = read_trace(
@@ -114,9 +115,11 @@ def stream(
             ).table
             for start in range(0, table.num_rows, BATCH_ROWS):
                 writer.write_table(_labelled(table.slice(start, BATCH_ROWS), row, schema))
-                piece = sink.take()
-                if piece:
+                num_rows += table.num_rows
+                if piece := sink.take():
                     yield piece
+        if not num_rows:
+            writer.write_table(schema.empty_table())  # else a CSV file has no header
     yield sink.take()
 
 

@@ -96,9 +96,7 @@ def draw(store: Store, selections: list[Selection], plot: str, options: PictureO
     columns = PLOTS[plot].columns
     if plot == "gradnorm" and not options.clipped:
         columns = ("grad_norm",)
-    names = [
-        selection.trials[0]["id"] if selection.narrow else selection.run["id"] for selection in selections
-    ]
+    names = [selection.name for selection in selections]
     studies = {selection.run["study"] for selection in selections}
     name = f"{' and '.join(sorted(studies))} ({', '.join(names)})"
     traces = [

@@ -29,7 +29,7 @@ async def list_runs(
     request: Request,
     context: Ctx,
     status: RunStatus | None = None,
-    study: Annotated[str | None, Query(max_length=200)] = None,
+    study: Annotated[str | None, Query(max_length=200, pattern=r"^[^\x00]*$")] = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
     cursor: Annotated[str | None, Query(max_length=200, description="`next` of the page before")] = None,
     fields: Fields = None,
@@ -100,7 +100,7 @@ async def get_report(
 
     def work() -> Response:
         selection = context.store.find(identifier)
-        report = views.report(context.store, selection)
+        report = views.report(selection)
         if form == "json":
             return json_answer(request, report, selection.ended)
         text = views.report_markdown(report).encode()
@@ -148,7 +148,7 @@ async def get_traces(
             return json_answer(request, content, selection.ended, etag)
         schema = exports.schema_of(context.store, selection, names)
         pieces = exports.stream(context.store, selection, schema, form, first, last)
-        filename = f"{selection.trials[0]['id'] if selection.narrow else selection.run['id']}.{form.value}"
+        filename = f"{selection.name}.{form.value}"
         headers = {"Content-Disposition": f'attachment; filename="{filename}"'}
         return pieces, caching(etag, selection.ended) | headers
 

@@ -37,8 +37,18 @@ class Selection:
 
     run: Row
     trials: list[Row]
-    narrow: bool = False
+    of: str = ""  # the trial's id, where it is one
     by_name: bool = True  # False for `latest`, which names another run tomorrow
+
+    @property
+    def name(self) -> str:
+        """The id of what is meant, whatever was filtered away."""
+        return self.of or self.run["id"]
+
+    @property
+    def narrow(self) -> bool:
+        """Whether it is one trial."""
+        return bool(self.of)
 
     @property
     def ended(self) -> bool:
@@ -105,7 +115,7 @@ class Store:
             run = self.catalogue.run(trial["run_id"]) if trial else None
             if trial is None or run is None:
                 raise not_found(identifier)
-            return Selection(run, [trial], narrow=True)
+            return Selection(run, [trial], of=trial["id"])
         run = self.catalogue.run(identifier)
         if run is None:
             raise not_found(identifier)

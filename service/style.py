@@ -48,9 +48,9 @@ class Theme:
     line_width: float = 1.0
 
 
-_LIGHT = ("#0067b0", "#e8890c", "#00916a", "#d873b0", "#b8430a", "#4aa8e0", "#5a5a5a", "#a89600")
-_DARK = ("#56a8f0", "#f5a83c", "#2fc79a", "#ec93cb", "#f0764a", "#8fd0ff", "#bdbdbd", "#e0d040")
-_PRINT = ("#003a70", "#d98200", "#007a58", "#cc79a7", "#8c2f00", "#56b4e9", "#000000", "#8f8000")
+_LIGHT = ("#0060a8", "#ee9a1a", "#008a64", "#d46aac", "#b8430a", "#4aa8e0", "#5a5a5a", "#a89600")
+_DARK = ("#4d9be6", "#ffb545", "#2fb78e", "#ea98cb", "#f0764a", "#8fd0ff", "#bdbdbd", "#e0d040")
+_PRINT = ("#003a70", "#e39a1c", "#006e50", "#c873a4", "#8c2f00", "#56b4e9", "#000000", "#8f8000")
 THEMES = {
     "light": Theme("#ffffff", "#1f2328", "#d8dde3", _LIGHT, "viridis"),
     "dark": Theme("#14181d", "#e6e9ec", "#343b43", _DARK, "viridis"),

@@ -15,7 +15,7 @@ MAX_VALUES = 2_000_000  # points of one JSON answer
 def choose(selection: Selection, trials: str | None, where: Sequence[str]) -> Selection:
     """The same selection with only the trials that were asked for."""
     chosen = fields.matching(fields.named(selection.trials, trials), where)
-    return Selection(selection.run, chosen, selection.narrow, selection.by_name)
+    return Selection(selection.run, chosen, selection.of, selection.by_name)
 
 
 def choose_among(
@@ -25,7 +25,7 @@ def choose_among(
     every = {row["id"]: row for selection in selections for row in selection.trials}
     kept = {row["id"] for row in fields.matching(fields.named(list(every.values()), trials), where)}
     return [
-        Selection(one.run, [row for row in one.trials if row["id"] in kept], one.narrow, one.by_name)
+        Selection(one.run, [row for row in one.trials if row["id"] in kept], one.of, one.by_name)
         for one in selections
     ]
 
@@ -120,7 +120,7 @@ def trials_page(
     }
 
 
-def report(store: Store, selection: Selection) -> dict[str, Any]:
+def report(selection: Selection) -> dict[str, Any]:
     """What the run's numbers say; see study.reading."""
     return analysis.reading(selection.run, selection.trials)
 
