@@ -139,10 +139,6 @@ def install(app: FastAPI) -> None:
     for kind in (CatalogueError, SQLAlchemyError, OSError, pa.ArrowException):
         app.add_exception_handler(kind, on_away)
 
-    @app.exception_handler(Exception)
-    async def on_other(request: Request, error: Exception) -> Response:
-        return answer(request, Problem(500, "an error in the service; its log says which"))
-
 
 def _away(error: Exception) -> str:
     """What may be told to a client: no path, no statement, no driver text."""

@@ -98,7 +98,7 @@ def read_trace(
     present: dict[str, None] = {}
     seen = first - 1
     names = list_part_names(storage, run_id, trial_id)
-    for name, following in zip(names, [*names[1:], None], strict=True):
+    for name, following in zip(names, [*names[1:], None], strict=False):
         if last is not None and int(name[:9]) > last:
             break
         if following is not None and int(following[:9]) <= first:

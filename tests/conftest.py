@@ -1,13 +1,16 @@
 """A tiny real store for tests of what reads: a catalogue and traces as a driver leaves them."""
 
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import sqlalchemy as sa
 
+from study import catalogue as tables
 from study.catalogue import Catalogue
 from study.storage import Storage
 from study.traces import TraceWriter
@@ -108,8 +111,42 @@ class TinyStore:
         self.catalogue.add_run(run, rows)
         return [row["id"] for row in rows]
 
+    def change(
+        self, run_id: str, run: dict[str, Any] | None = None, trials: dict[str, dict[str, Any]] | None = None
+    ) -> None:
+        """Set columns of a run and of its trials, as a driver does while it goes on."""
+        with self.catalogue.engine.begin() as connection:
+            if run:
+                connection.execute(sa.update(tables.runs).where(tables.runs.c.id == run_id).values(**run))
+            for trial_id, values in (trials or {}).items():
+                chosen = tables.trials.c.id == trial_id
+                connection.execute(sa.update(tables.trials).where(chosen).values(**values))
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> TinyStore:
     """An empty store; its catalogue is migrated."""
     return TinyStore(tmp_path / "runs")
+
+
+@pytest.fixture
+def client_at():
+    """A client of a service over a folder: `client_at(folder, **settings)`."""
+    from starlette.testclient import TestClient
+
+    from service.app import create_app
+    from service.settings import Settings
+
+    with ExitStack() as stack:
+
+        def enter(folder: Path, **values: Any) -> TestClient:
+            app = create_app(Settings(storage=str(folder), log_level="error", **values))
+            return stack.enter_context(TestClient(app))
+
+        yield enter
+
+
+@pytest.fixture
+def client_of(client_at):
+    """A client of a service over a tiny store: `client_of(store, **settings)`."""
+    return lambda store, **values: client_at(store.folder, **values)
