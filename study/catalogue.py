@@ -117,7 +117,7 @@ class Catalogue:
 
     def is_there(self) -> bool:
         """Whether a database can be read that holds a catalogue."""
-        return self._has_file() and self.schema_version() is not None
+        return self.has_database() and self.schema_version() is not None
 
     def schema_version(self) -> str | None:
         """The version of the schema in the database, None where there is no catalogue yet."""
