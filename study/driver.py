@@ -32,6 +32,7 @@ from study.config import ConfigError, StudyConfig
 from study.estimates import Estimate
 from study.progress import Line, Progress
 from study.space import Plan, trial_resources
+from study.storage import Storage
 from study.worker import run_trial
 
 ENDED = ("finished", "diverged", "pruned", "failed")
@@ -200,6 +201,7 @@ def run_jobs(
 ) -> Events:
     """Take the jobs, whose rows are in the catalogue, through Tune. Ctrl-C and SIGTERM end it early."""
     wanted = trial_resources(study, nodes)
+    storage = Storage(settings.storage)
     lines = {
         job.plan.trial_id(settings.run_id): Line(_shown_name(study, job.plan), job.plan.config.steps)
         for job in jobs
@@ -231,7 +233,9 @@ def run_jobs(
             ),
             run_config=tune.RunConfig(
                 name="tune",
-                storage_path=f"{settings.storage}/{settings.run_id}",
+                # The file system that was checked, not one that Ray would make of the address again.
+                storage_path=storage.path(settings.run_id),
+                storage_filesystem=None if storage.is_local else storage.fs,
                 failure_config=tune.FailureConfig(max_failures=study.max_failures),
                 callbacks=[events],
                 verbose=0,
