@@ -24,7 +24,7 @@ from models.guards import GUARDS
 from models.norms import NORMS
 from models.optimizers import OPTIMIZERS
 from models.transformer import ModelConfig
-from models.variants import Spec, VariantError, build, check, normalize, options_of, unknown
+from models.variants import VariantError, build, check, normalize, options_of, unknown
 from study.data import CORPORA
 from study.schedules import SCHEDULES
 
@@ -35,8 +35,8 @@ class ConfigError(ValueError):
     """A study that can't be run as it is written; one clear line."""
 
 
-def _variant(kind: str, table: Mapping[str, type], *context: Any, built: bool = False) -> Any:
-    """A field type: a word of `table` with its options, all defaults filled in.
+def _variant(kind: str, table: Mapping[str, type], *context: Any, built: bool = False) -> BeforeValidator:
+    """For a field that holds a word of `table`: its options checked, all defaults filled in.
 
     `built`: the variant is constructed once, from `context`, so that it judges its options' values;
     those of the model are judged by ModelConfig.
@@ -59,7 +59,7 @@ def _variant(kind: str, table: Mapping[str, type], *context: Any, built: bool = 
             build(kind, table, resolved, *context)
         return resolved
 
-    return Annotated[dict[str, Any], BeforeValidator(complete)]
+    return BeforeValidator(complete)
 
 
 def _typed(value: Any, hint: Any, what: str) -> Any:
@@ -76,22 +76,31 @@ def _plain(value: Any) -> Any:
 # An optimizer wants parameters to judge its options by.
 _EXAMPLE = [("weight", nn.Parameter(torch.zeros(2, 2)))]
 
+NormSpec = Annotated[dict[str, Any], _variant("norm", NORMS)]
+BlockSpec = Annotated[dict[str, Any], _variant("block", BLOCKS)]
+RelaxationSpec = Annotated[dict[str, Any], _variant("relaxation", RELAXATIONS)]
+ClipSpec = Annotated[dict[str, Any], _variant("clip", CLIPS, built=True)]
+GuardSpec = Annotated[dict[str, Any], _variant("guard", GUARDS, built=True)]
+OptimizerSpec = Annotated[dict[str, Any], _variant("optimizer", OPTIMIZERS, _EXAMPLE, built=True)]
+ScheduleSpec = Annotated[dict[str, Any], _variant("schedule", SCHEDULES, built=True)]
+DataSpec = Annotated[dict[str, Any], _variant("data", CORPORA, built=True)]
+
 
 class Section(BaseModel):
     """A part of a study file: unknown keys are errors, not silence."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
 @dataclass(frozen=True)
 class ModelSection(ModelConfig):
     """The transformer, as models.transformer.ModelConfig has it; its vocabulary comes from the data."""
 
-    __pydantic_config__ = ConfigDict(extra="forbid", validate_default=True)  # type: ignore[misc]
+    __pydantic_config__ = ConfigDict(extra="forbid", validate_default=True)
 
-    norm: _variant("norm", NORMS) = "layer"  # type: ignore[valid-type]
-    block: _variant("block", BLOCKS) = "pre"  # type: ignore[valid-type]
-    relaxation: _variant("relaxation", RELAXATIONS) = "none"  # type: ignore[valid-type]
+    norm: NormSpec = "layer"  # type: ignore[assignment]
+    block: BlockSpec = "pre"  # type: ignore[assignment]
+    relaxation: RelaxationSpec = "none"  # type: ignore[assignment]
 
 
 class RecordSection(Section):
@@ -114,14 +123,12 @@ class ValidationSection(Section):
 class TrialConfig(Section):
     """One training, complete."""
 
-    model: ModelSection = Field({}, validate_default=True)  # type: ignore[assignment]
-    clip: _variant("clip", CLIPS, built=True) = Field(
-        {"name": "global_norm", "max_norm": 1.0}, validate_default=True
-    )  # type: ignore[valid-type]
-    guard: _variant("guard", GUARDS, built=True) = Field("skip_nonfinite", validate_default=True)  # type: ignore[valid-type]
-    optimizer: _variant("optimizer", OPTIMIZERS, _EXAMPLE, built=True) = Field("adamw", validate_default=True)  # type: ignore[valid-type]
-    schedule: _variant("schedule", SCHEDULES, built=True) = Field("constant", validate_default=True)  # type: ignore[valid-type]
-    data: _variant("data", CORPORA, built=True) = Field("stdlib", validate_default=True)  # type: ignore[valid-type]
+    model: ModelSection = ModelSection()
+    clip: ClipSpec = {"name": "global_norm"}
+    guard: GuardSpec = {"name": "skip_nonfinite"}
+    optimizer: OptimizerSpec = {"name": "adamw"}
+    schedule: ScheduleSpec = {"name": "constant"}
+    data: DataSpec = {"name": "stdlib"}
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     batch_size: int = Field(8, gt=0)  # sequences a step
     accumulate: int = Field(1, gt=0)  # micro-batches that a step's batch is cut into

@@ -71,11 +71,11 @@ def connect(address: str | None) -> list[dict[str, Any]]:
             include_dashboard=False,
             object_store_memory=OBJECT_STORE_BYTES,
             log_to_driver=False,
-            logging_level="ERROR",
+            logging_level=logging.ERROR,
         )
     else:
         try:
-            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise ConfigError(f"no Ray cluster at '{address}': {error}") from error
     return [dict(node) for node in ray.nodes()]

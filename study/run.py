@@ -8,7 +8,6 @@ Exit status: 0 done, 1 a trial failed, 2 bad input, 130 interrupted.
 """
 
 import importlib.util
-import os
 import sys
 from pathlib import Path
 

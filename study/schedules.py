@@ -23,7 +23,7 @@ class Schedule:
         """0 at the end of the warm-up, 1 at the last step."""
         return (step - self.warmup_steps) / max(1, steps - self.warmup_steps)
 
-    def after_warmup(self, step: int, steps: int) -> float:
+    def after_warmup(self, step: int, steps: int) -> float:  # noqa: ARG002
         raise AssertionError("a schedule says what comes after its warm-up")
 
 
@@ -35,7 +35,7 @@ class Constant(Schedule):
 
 
 class Linear(Schedule):
-    """factor = 1 - (1 - final) * progress: linear decay to `final` (fairseq's polynomial decay of power 1)."""
+    """factor = 1 - (1 - final) * progress: fairseq's polynomial decay of power 1."""
 
     def __init__(self, *, warmup_steps: int = 0, final: float = 0.0) -> None:
         super().__init__(warmup_steps=warmup_steps)

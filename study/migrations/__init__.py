@@ -32,8 +32,8 @@ def upgrade(catalogue: "Catalogue") -> None:
             found = connection.scalar(sa.text(f"select version_num from {VERSION_TABLE}"))
             if found is not None and found > SCHEMA_VERSION:
                 raise CatalogueError(
-                    f"database '{catalogue.name}' has schema {found}; this code knows up to {SCHEMA_VERSION}: "
-                    "update the code"
+                    f"database '{catalogue.name}' has schema {found}; this code knows up to "
+                    f"{SCHEMA_VERSION}: update the code"
                 )
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
