@@ -187,13 +187,23 @@ def presets() -> list[str]:
     return sorted(path.stem for path in PRESETS.glob("*.yaml"))
 
 
+def study_path(name: str) -> Path:
+    """The file of a preset, or the file that `name` is the path of."""
+    return PRESETS / f"{name}.yaml" if name in presets() else Path(name)
+
+
+def study_source(name: str) -> str:
+    """How messages call a study's file."""
+    path = study_path(name)
+    return f"study/presets/{path.name}" if path.parent == PRESETS else str(path)
+
+
 def load_study(name: str, overrides: Sequence[str] = ()) -> StudyConfig:
     """The study of a preset or file, with `a.b=c` overrides applied.
 
     Raises ConfigError for anything that can't be a study.
     """
-    path = PRESETS / f"{name}.yaml" if name in presets() else Path(name)
-    where = f"study/presets/{path.name}" if path.parent == PRESETS else str(path)
+    path, where = study_path(name), study_source(name)
     if not path.is_file():
         if path.suffix in (".yaml", ".yml") or "/" in name:
             raise ConfigError(f"no study file '{name}'; presets: {', '.join(presets())}")
@@ -233,7 +243,7 @@ def trial_config(trial: Mapping[str, Any], overrides: Mapping[str, Any], where: 
     for key, value in overrides.items():
         set_dotted(raw, key, copy.deepcopy(value))
     if "vocab_size" in raw.get("model", {}):
-        raise ConfigError(f"vocab_size comes from the data; leave it out ({where}: model.vocab_size)")
+        raise ConfigError(f"vocab_size comes from the data; leave it out ({where})")
     data = raw.get("data")
     if isinstance(data, dict) and "path" in data and data.get("name", "stdlib") == "stdlib":
         data["name"] = "tokens" if str(data["path"]).endswith(".bin") else "text"
@@ -271,7 +281,9 @@ def validate(section: type[BaseModel], raw: Mapping[str, Any], where: str) -> An
 def _explain(section: type[BaseModel], error: ValidationError, where: str) -> str:
     first = error.errors()[0]
     location = [str(part) for part in first["loc"]]
-    place = f"{where}: {'.'.join(location)}" if where else ".".join(location)
+    place = ".".join(location)
+    if where:
+        place = f"{where}.{place}" if where.endswith(": trial") else f"{where}: {place}"
     if first["type"] == "extra_forbidden":
         known = _known_keys(section, location[:-1])
         return str(unknown("key", location[-1], known, place))
