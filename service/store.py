@@ -17,7 +17,7 @@ from service.cache import ByteCache
 from service.problems import not_found
 from service.sampling import Series
 from service.settings import Settings
-from study.catalogue import SCHEMA_VERSION, Catalogue, CatalogueError
+from study.catalogue import Catalogue
 from study.storage import Storage, StorageError
 from study.traces import read_trace, trace_folder
 
@@ -76,14 +76,10 @@ class Store:
         self.catalogue.engine.dispose()
 
     def check(self) -> None:
-        """CatalogueError unless the database can be read and its schema is one that this code knows."""
+        """CatalogueError unless the database can be read and its schema is the one that this code knows."""
         if self.is_empty():
             return
-        version = self.catalogue.schema_version()
-        if version is not None and version > SCHEMA_VERSION:
-            raise CatalogueError(
-                f"database '{self.catalogue.name}' has schema {version}; this code knows up to {SCHEMA_VERSION}"
-            )
+        self.catalogue.check()
 
     def is_empty(self) -> bool:
         """Whether no run was ever started here: no database yet, or one without our tables."""

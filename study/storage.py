@@ -150,7 +150,9 @@ def _address(uri: str) -> str:
     if not parts.netloc:
         raise ValueError("it names no bucket; known: s3://BUCKET/PREFIX")
     if "@" in parts.netloc:
-        raise ValueError("keys don't belong in it; known: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY (environment)")
+        raise ValueError(
+            "keys don't belong in it; known: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY (environment)"
+        )
     # A small file is then one PUT; by default each is an upload of three requests.
     return f"{uri}{'&' if parts.query else '?'}allow_delayed_open=true"
 

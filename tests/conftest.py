@@ -1,12 +1,14 @@
 """A tiny real store for tests of what reads: a catalogue and traces as a driver leaves them."""
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from servers import ObjectStore, PostgreSQL, postgresql
 
 from study.catalogue import Catalogue
 from study.storage import Storage
@@ -113,3 +115,28 @@ class TinyStore:
 def store(tmp_path: Path) -> TinyStore:
     """An empty store; its catalogue is migrated."""
     return TinyStore(tmp_path / "runs")
+
+
+@pytest.fixture(scope="session")
+def postgresql_server() -> Iterator[PostgreSQL]:
+    """A throw-away PostgreSQL; skipped where none is installed."""
+    with postgresql() as server:
+        yield server
+
+
+@pytest.fixture
+def object_store(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
+    """An empty S3, to which this test's environment leads."""
+    server = ObjectStore()
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty database, once of each kind."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'gradnorm.db'}"
+    return request.getfixturevalue("postgresql_server").new_database()

@@ -8,6 +8,7 @@ import contextlib
 import os
 import pwd
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -95,9 +96,9 @@ class PostgreSQL:
         raise RuntimeError((self.folder / "log").read_text()[-2000:])
 
     def stop(self) -> None:
-        """At once, as a restart of its machine would: sessions are cut, what was committed stays."""
+        """At once and without a word, as a crash would; what was committed stays."""
         if self.process is not None:
-            self.process.send_signal(subprocess.signal.SIGINT)  # type: ignore[attr-defined]
+            self.process.send_signal(signal.SIGQUIT)
             self.process.wait(30)
             self.process = None
 
