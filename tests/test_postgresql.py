@@ -291,6 +291,24 @@ def test_what_changes_while_the_database_is_away_is_written_when_it_is_back(own_
     assert third["step"] == 11
 
 
+def test_what_changes_while_a_write_fails_is_not_undone_by_it(own_server, kept):
+    class Slow(Catalogue):
+        """A change comes while a write is on its way."""
+
+        def save(self, *args):
+            if (args[3] or {}).get("a_00000", {}).get("step") == 1:
+                books.trial_changed("a_00000", step=2)
+            super().save(*args)
+
+    own_server.stop()
+    with Bookkeeper(Slow(kept.url.render_as_string(hide_password=False)), "a") as books:
+        books.trial_changed("a_00000", step=1, loss=4.0)
+        until(lambda: books.away is not None)
+        own_server.start()
+    trial = kept.trial("a_00000")
+    assert (trial["step"], trial["loss"]) == (2, 4.0)
+
+
 def test_the_end_of_a_run_waits_for_the_database(own_server, kept):
     back = threading.Timer(2.0, own_server.start)
     with Bookkeeper(kept, "a") as books:
