@@ -16,6 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 
 from study.catalogue import CatalogueError
+from study.schema import SchemaError
 
 MEDIA_TYPE = "application/problem+json"
 TITLES = {
@@ -142,6 +143,8 @@ def install(app: FastAPI) -> None:
 
 def _away(error: Exception) -> str:
     """What may be told to a client: no path, no statement, no driver text."""
+    if isinstance(error, SchemaError):
+        return str(error)
     if isinstance(error, CatalogueError | SQLAlchemyError):
         return "the database can't be read now"
     return "the storage can't be read now"

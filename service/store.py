@@ -15,10 +15,10 @@ import pyarrow as pa
 from pyarrow import fs
 
 from service.cache import ByteCache
-from service.problems import not_found, unavailable
+from service.problems import not_found
 from service.sampling import Series
 from service.settings import Settings
-from study.catalogue import SCHEMA_VERSION, Catalogue
+from study.catalogue import Catalogue
 from study.storage import Storage, StorageError
 from study.traces import read_trace, trace_folder
 
@@ -88,21 +88,24 @@ class Store:
     def close(self) -> None:
         self.catalogue.engine.dispose()
 
+    def check(self) -> None:
+        """CatalogueError unless the database can be read and its schema is the one that this code knows."""
+        if self.is_empty():
+            return
+        self.catalogue.check()
+
     def is_empty(self) -> bool:
         """Whether no run was ever started here: no database yet, or one without our tables.
 
-        A 503 Problem if the schema is newer than this code, CatalogueError if the database is away.
+        CatalogueError if the schema is not this code's or the database is away.
         """
         if not self.catalogue.has_database():
             return True
         if time.monotonic() < self._known_until:
             return False
         version = self.catalogue.schema_version()
-        if version is not None and version > SCHEMA_VERSION:
-            raise unavailable(
-                f"the database has schema {version}; known: up to {SCHEMA_VERSION}; update the service", 60
-            )
         if version is not None:
+            self.catalogue.check()
             self._known_until = time.monotonic() + SCHEMA_SECONDS
         return version is None
 

@@ -1,6 +1,7 @@
 """A tiny real store for tests of what reads: a catalogue and traces as a driver leaves them."""
 
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import sqlalchemy as sa
+from servers import ObjectStore, PostgreSQL, postgresql
 
 from study import catalogue as tables
 from study.catalogue import Catalogue
@@ -150,3 +152,28 @@ def client_at():
 def client_of(client_at):
     """A client of a service over a tiny store: `client_of(store, **settings)`."""
     return lambda store, **values: client_at(store.folder, **values)
+
+
+@pytest.fixture(scope="session")
+def postgresql_server() -> Iterator[PostgreSQL]:
+    """A throw-away PostgreSQL; skipped where none is installed."""
+    with postgresql() as server:
+        yield server
+
+
+@pytest.fixture
+def object_store(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
+    """An empty S3, to which this test's environment leads."""
+    server = ObjectStore()
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty database, once of each kind."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'gradnorm.db'}"
+    return request.getfixturevalue("postgresql_server").new_database()

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-
-from tests.driving import assert_exact, catalogue_of, start, workers_of, write_study
+from driving import assert_exact, catalogue_of, start, workers_of, write_study
 
 LONG = os.environ.get("GRADNORM_CHAOS") == "long"
 SEED = int(os.environ.get("GRADNORM_CHAOS_SEED", "7"))

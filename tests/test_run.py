@@ -5,10 +5,10 @@ import signal
 from pathlib import Path
 
 import pytest
+from driving import assert_exact, catalogue_of, run, start, wait_for, workers_of, write_study
 
 from study.storage import Storage
 from study.traces import read_trace
-from tests.driving import assert_exact, catalogue_of, run, start, wait_for, workers_of, write_study
 
 
 def checkpoints(folder: Path) -> list[Path]:
