@@ -1,9 +1,11 @@
 """A tiny real store for tests of what reads: a catalogue and traces as a driver leaves them."""
 
+import argparse
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,10 @@ import pytest
 from study.catalogue import Catalogue
 from study.storage import Storage
 from study.traces import TraceWriter
+
+if TYPE_CHECKING:
+    from study.config import TrialConfig
+    from study.data import Tokens
 
 ARMS = (
     ("Pre-Norm | Gradient Clip=10 | Run 1", "pre", 10.0),
@@ -113,3 +119,32 @@ class TinyStore:
 def store(tmp_path: Path) -> TinyStore:
     """An empty store; its catalogue is migrated."""
     return TinyStore(tmp_path / "runs")
+
+
+@pytest.fixture(scope="session")
+def shrink() -> Callable[..., "TrialConfig"]:
+    """The figure's trial, cut down to milliseconds a step; dotted overrides on top, as an arm has them."""
+    import torch
+
+    from study.config import load_study
+    from study.config import trial_config as resolve
+
+    torch.set_num_threads(1)  # one order of summation, so that bits can be compared
+    small = {
+        "model.d_model": 16, "model.num_layers": 2, "model.num_heads": 2, "model.context_length": 12,
+        "schedule.warmup_steps": 4, "batch_size": 4, "steps": 20,
+    }  # fmt: skip
+    figure = load_study("figure")
+
+    def shrunk(overrides: dict[str, Any] | None = None, **settings: Any) -> "TrialConfig":
+        return resolve(figure.trial, small | settings | (overrides or {}), "test")
+
+    return shrunk
+
+
+@pytest.fixture(scope="session")
+def text() -> "Tokens":
+    """A small corpus of real text: one file of the standard library, as bytes."""
+    from study.data import load_corpus
+
+    return load_corpus({"name": "text", "path": argparse.__file__})
