@@ -80,7 +80,12 @@ class Catalogue:
     """Runs and trials in the database at `url`; every row is a plain dict, keyed by column."""
 
     def __init__(self, url: str) -> None:
-        self.url = sa.make_url(url)
+        try:
+            self.url = sa.make_url(url)
+        except (sa.exc.ArgumentError, ValueError) as error:
+            raise CatalogueError(
+                "the database must be a URL like sqlite:///runs/gradnorm.db or postgresql://user@host/name"
+            ) from error
         if self.url.get_backend_name() == "postgresql":
             self.url = self.url.set(drivername="postgresql+psycopg")
         try:
