@@ -1,5 +1,6 @@
 """A trace is exactly the steps 1..N whatever was killed, merged or damaged on the way."""
 
+import contextlib
 import math
 import threading
 from pathlib import Path
@@ -178,10 +179,8 @@ def test_a_resumed_trial_drops_what_came_after_its_checkpoint(
 ) -> None:
     storage = Crashing(tmp_path_factory.mktemp("trace"))
     storage.at = dies_at
-    try:
+    with contextlib.suppress(Crash):
         write(storage, *np.cumsum(lengths).tolist()).close()
-    except Crash:
-        pass
     storage.at = 10**9
     recorded = read_trace(storage, RUN, TRIAL).table.num_rows
     after = min(resumes, recorded)
