@@ -1,109 +1,27 @@
-"""Multi-head self-attention, and what keeps its scores sane.
+"""What keeps attention scores sane: a relaxation is an object per attention layer.
 
-A relaxation is an object per attention layer with four seams: it may change queries and keys, the
-scale, the scores on their way to the softmax, and the weights after the optimizer step. One that
-leaves the scores alone runs on torch's fused attention; one that touches them (or a model that
-stores them in half precision) takes the explicit path below.
+It may change queries and keys, the scale, the scores on their way to the softmax, the attention
+weights, the projections themselves, and their matrices after the optimizer step: the seams of
+scores.Relaxation. One that leaves the scores alone runs on torch's fused attention; one that touches
+them (or a model that stores them in half precision) takes the explicit path of sublayers.py.
 
-The explicit path emulates storage: a half-precision kernel multiplies half inputs, sums in float32
-and rounds what it writes. Here everything is computed in float32 (float64 stays float64) and
-rounded to the stored type wherever such a kernel would write: scaled queries, keys, scores, every
-rewriting of the scores, the softmax's output. So 65504 overflows to inf on a CPU as on a GPU.
-Gradients pass the rounding unrounded: in a half-precision training the loss scale keeps them in
-range, and this study is of the forward overflow.
-
-Shapes: B batch, H heads, T positions, K head width, D model width.
+In the formulas s is a score, q.k / sqrt(d_head). Shapes: B batch, H heads, T positions, K head width.
 """
 
 import math
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.norms import wide
-from models.variants import Table, build
+from models.norms import NORMS
+from models.scores import Relaxation, without_autocast
+from models.variants import Spec, Table, build, positive
 
 if TYPE_CHECKING:
+    from models.sublayers import MLP, Attention
     from models.transformer import ModelConfig
-
-SCORE_TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-class _Rounded(torch.autograd.Function):
-    """Values rounded through a narrower type; gradients as if nothing had happened."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, dtype: torch.dtype) -> Tensor:
-        return x.to(dtype).to(x.dtype)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ARG004
-        return gradient, None
-
-
-def without_autocast(device_type: str) -> AbstractContextManager[Any]:
-    """Autocast would turn products to half precision behind the stored type's back."""
-    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
-        return torch.autocast(device_type, enabled=False)
-    return nullcontext()
-
-
-class Relaxation(nn.Module):
-    """What is done to attention scores; this class does nothing and is what others start from.
-
-    touches_scores: the explicit path is needed. watches_logits: the largest logit of every head is
-    wanted in each training forward (see Attention.logit_max_H).
-    """
-
-    touches_scores = False
-    watches_logits = False
-
-    def __init__(self, config: "ModelConfig") -> None:
-        super().__init__()
-        self.d_head = config.d_model // config.num_heads
-        self.num_heads = config.num_heads
-        self.stored_type = SCORE_TYPES[config.scores]
-
-    def stored(self, x: Tensor) -> Tensor:
-        """`x` after a round trip through the type that scores are stored in."""
-        if self.stored_type is torch.float32:
-            return x
-        return cast(Tensor, _Rounded.apply(x, self.stored_type))
-
-    def scale(self, scale: float) -> float:
-        """The factor on q k^T, given the placement's (1 / sqrt(d_head), but for nGPT)."""
-        return scale
-
-    def query_key(self, q_BxHxTxK: Tensor, k_BxHxTxK: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and keys as they enter the product."""
-        return q_BxHxTxK, k_BxHxTxK
-
-    def scores(self, q: Tensor, k: Tensor, scale: float) -> Tensor:
-        """(B, H, T, T) scores as stored, before the mask: (scale q) k^T, the query scaled first."""
-        return self.stored(self.stored(q * scale) @ self.stored(k).mT)
-
-    def weights(self, scores: Tensor, hidden_TxT: Tensor | None) -> Tensor:  # noqa: ARG002
-        """Softmax of masked scores; `hidden_TxT` is true where a query may not look."""
-        return self.stored(torch.softmax(scores, dim=-1))
-
-    def attach(self, attention: "Attention", mlp: nn.Module) -> None:
-        """Change the sublayers themselves, after every init has run."""
-
-    def after_step(self, attention: "Attention") -> None:
-        """Act on the weights after an optimizer step; no host synchronization."""
-
-    def no_op(self, config: "ModelConfig", precision: str) -> str | None:  # noqa: ARG002
-        """Why this relaxation changes nothing in this model, or None where it can."""
-        return None
 
 
 class Plain(Relaxation):
@@ -148,11 +66,9 @@ class PBRelax(Relaxation):
 
     def __init__(self, config: "ModelConfig", *, alpha: float = 32.0, form: str = "pre_matmul") -> None:
         super().__init__(config)
-        if not alpha > 0 or not math.isfinite(alpha):
-            raise ValueError(f"relaxation pb_relax: alpha {alpha}; must be finite and above 0")
+        self.alpha, self.form = positive("relaxation pb_relax: alpha", alpha), form
         if form not in ("pre_matmul", "post_matmul"):
             raise ValueError(f"relaxation pb_relax: unknown form '{form}'; known: post_matmul, pre_matmul")
-        self.alpha, self.form = float(alpha), form
 
     def scores(self, q: Tensor, k: Tensor, scale: float) -> Tensor:
         if self.form == "pre_matmul":
@@ -178,85 +94,205 @@ class PBRelax(Relaxation):
         return None
 
 
-class Attention(nn.Module):
-    """Self-attention over (B, T, D): separate projections without bias, then `out`.
+class Smoothing(Relaxation):
+    """A' = (1 - gamma) A + gamma / n, n the keys a query may see: "relaxed attention".
 
-    scale: factor on q k^T, None for 1 / sqrt(d_head). on_query_key: a placement's own change of
-    queries and keys. inner_norm: a placement's norm just before `out`. After a forward with
-    `watch` on, or under a relaxation that watches, logit_max_H holds every head's largest logit
-    scale * q.k over batch and visible pairs, in float32 on the device.
+    Lohrenz et al. 2022, arXiv 2209.09735 [M]; gamma 0.1 [M]; in training only, unless `evaluation`
+    [M]. Bounds how peaked attention can get; the loss of the training is then not comparable with
+    one evaluated without it. A no-op at gamma 0.
+    """
+
+    touches_scores = True
+
+    def __init__(self, config: "ModelConfig", *, gamma: float = 0.1, evaluation: bool = False) -> None:
+        super().__init__(config)
+        if not 0 <= gamma <= 1:
+            raise ValueError(f"relaxation smoothing: gamma {gamma}; must lie in 0..1")
+        self.gamma, self.evaluation = gamma, evaluation
+
+    def weights(self, scores: Tensor, hidden_TxT: Tensor | None) -> Tensor:
+        weights = super().weights(scores, hidden_TxT)
+        if not (self.training or self.evaluation):
+            return weights
+        visible = torch.ones_like(weights[0, 0])
+        if hidden_TxT is not None:
+            visible = visible.masked_fill(hidden_TxT, 0.0)
+        return self.stored(torch.lerp(weights, visible / visible.sum(dim=-1, keepdim=True), self.gamma))
+
+    def no_op(self, config: "ModelConfig", precision: str) -> str | None:  # noqa: ARG002
+        return "smoothing with gamma 0 equals none" if self.gamma == 0 else None
+
+
+class SoftCap(Relaxation):
+    """s' = cap tanh(s / cap), after the scale and before the mask.
+
+    Gemma 2 (2024), arXiv 2408.00118; cap 50 (its released configuration; the order is [M]).
+    Bounds scores and their gradient; close to the identity while |s| is far below cap, never exact.
+    """
+
+    touches_scores = True
+
+    def __init__(self, config: "ModelConfig", *, cap: float = 50.0) -> None:
+        super().__init__(config)
+        self.cap = positive("relaxation softcap: cap", cap)
+
+    def scores(self, q: Tensor, k: Tensor, scale: float) -> Tensor:
+        return self.stored(self.cap * torch.tanh(super().scores(q, k, scale) / self.cap))
+
+
+class QKNorm(Relaxation):
+    """q' = norm(q), k' = norm(k) per head, the norms' parameters shared across heads.
+
+    Dehghani et al. 2023 (ViT-22B), arXiv 2302.05442; Wortsman et al. 2023, arXiv 2309.14322, sec
+    3.1.1 (per head beats whole width, 3.2.5). kind: an entry of NORMS, layer by default. Bounds
+    logits by the norms' gains, which lets training survive high learning rates; a no-op with kind none.
+    """
+
+    sizes_query_key = True
+
+    def __init__(self, config: "ModelConfig", *, kind: Spec = "layer") -> None:
+        super().__init__(config)
+        where = "model.relaxation.kind"
+        self.query_norm: nn.Module = build("norm", NORMS, kind, self.d_head, where=where)
+        self.key_norm: nn.Module = build("norm", NORMS, kind, self.d_head, where=where)
+
+    def query_key(self, q_BxHxTxK: Tensor, k_BxHxTxK: Tensor) -> tuple[Tensor, Tensor]:
+        # A norm returns float32 under autocast; the fused kernel wants q, k and v of one type.
+        return self.query_norm(q_BxHxTxK).to(q_BxHxTxK.dtype), self.key_norm(k_BxHxTxK).to(k_BxHxTxK.dtype)
+
+    def no_op(self, config: "ModelConfig", precision: str) -> str | None:  # noqa: ARG002
+        return "qk_norm of kind none equals none" if isinstance(self.query_norm, nn.Identity) else None
+
+
+class SigmaLinear(nn.Module):
+    """x -> x W^T with W = (g / sigma(W0)) W0, sigma followed by one power-iteration step a forward.
+
+    u and v are buffers, so a resumed training goes on with the same estimate; gradients pass through
+    W0 in u^T W0 v but not through u and v. Evaluation uses them as they are.
+    """
+
+    u: Tensor
+    v: Tensor
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.weight = linear.weight
+        with torch.no_grad():
+            wide_or_tall = self.weight if self.weight.shape[0] <= self.weight.shape[1] else self.weight.T
+            # The largest eigenvector of the smaller Gram matrix: an SVD would cost minutes at d 4096.
+            left = torch.linalg.eigh(wide_or_tall @ wide_or_tall.T).eigenvectors[:, -1]
+            right = functional.normalize(wide_or_tall.T @ left, dim=0)
+            u, v = (left, right) if wide_or_tall is self.weight else (right, left)
+            self.register_buffer("u", u.clone())
+            self.register_buffer("v", v.clone())
+            self.gain = nn.Parameter(torch.dot(u, self.weight @ v))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with without_autocast(x.device.type):
+            u, v = self._power_step() if self.training else (self.u, self.v)
+            weight = self.weight * (self.gain / torch.dot(u, self.weight @ v))
+        return functional.linear(x, weight)
+
+    @torch.no_grad()
+    def _power_step(self) -> tuple[Tensor, Tensor]:
+        u = functional.normalize(self.weight @ self.v, dim=0)
+        v = functional.normalize(self.weight.T @ u, dim=0)
+        self.u.copy_(u)
+        self.v.copy_(v)
+        return u, v
+
+
+class SigmaReparam(Relaxation):
+    """W = (g / sigma(W0)) W0 for every matrix of the block: its spectral norm is the learnable g.
+
+    Zhai et al. 2023, arXiv 2303.06296. g starts at sigma(W0), so training starts from the block's
+    own init (released code; the text has g = 1 [M]). Bounds how fast attention entropy can collapse;
+    at init, forward equals none; gradients differ. mlp: reparametrize the MLP's two matrices too.
+    """
+
+    sizes_query_key = True
+
+    def __init__(self, config: "ModelConfig", *, mlp: bool = True) -> None:
+        super().__init__(config)
+        self.mlp = mlp
+
+    def attach(self, attention: "Attention", mlp: "MLP") -> None:
+        for name in ("query", "key", "value", "out"):
+            setattr(attention, name, SigmaLinear(getattr(attention, name)))
+        for name in ("up", "down") if self.mlp else ():
+            setattr(mlp, name, SigmaLinear(getattr(mlp, name)))
+
+
+class Temperature(Relaxation):
+    """s' = s / T; learnable: s' = c_h s with one c per head, starting at 1 / T.
+
+    T is sqrt(d_head) by default, the 1 / d_head scaling of muP (Yang et al. 2022, arXiv 2203.03466);
+    as in Wortsman et al. 2023, sec 3.2.4. Smaller logits at the same weights: a slower approach to
+    one-hot attention. A no-op at T 1 when not learnable. Under nGPT it divides that placement's scale.
     """
 
     def __init__(
-        self,
-        config: "ModelConfig",
-        *,
-        scale: float | None = None,
-        on_query_key: nn.Module | None = None,
-        inner_norm: nn.Module | None = None,
+        self, config: "ModelConfig", *, temperature: float | None = None, learnable: bool = False
     ) -> None:
-        super().__init__()
-        width, self.num_heads, self.causal = config.d_model, config.num_heads, config.causal
-        self.query = nn.Linear(width, width, bias=False)
-        self.key = nn.Linear(width, width, bias=False)
-        self.value = nn.Linear(width, width, bias=False)
-        self.out = nn.Linear(width, width, bias=False)
-        self.relaxation: Relaxation = build(
-            "relaxation", RELAXATIONS, config.relaxation, config, where="model.relaxation"
+        super().__init__(config)
+        own = math.sqrt(self.d_head) if temperature is None else temperature
+        self.temperature = positive("relaxation temperature: temperature", own)
+        self.inverse_H = (
+            nn.Parameter(torch.full((self.num_heads,), 1.0 / self.temperature)) if learnable else None
         )
-        self.on_query_key = on_query_key
-        self.inner_norm = inner_norm
-        self.scale = self.relaxation.scale(
-            1.0 / math.sqrt(width // self.num_heads) if scale is None else scale
-        )
-        self.explicit = self.relaxation.touches_scores or self.relaxation.stored_type is not torch.float32
-        self.watch = False
-        self.logit_max_H: Tensor | None = None
 
-    def forward(self, x_BxTxD: Tensor) -> Tensor:
-        q, k, v = (self._heads(p(x_BxTxD)) for p in (self.query, self.key, self.value))
-        if self.on_query_key is not None:
-            q, k = self.on_query_key(q, k)
-        q, k = self.relaxation.query_key(q, k)
-        if self.watch or (self.relaxation.watches_logits and self.training):
-            self._keep_largest_logit(q, k)
-        if self.explicit:
-            y = self._attend(q, k, v)
-        else:
-            y = functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal, scale=self.scale)
-        y_BxTxD = y.transpose(1, 2).reshape(x_BxTxD.shape)
-        return self.out(y_BxTxD if self.inner_norm is None else self.inner_norm(y_BxTxD))
+    def scale(self, scale: float) -> float:
+        return scale if self.inverse_H is not None else scale / self.temperature
 
-    def _heads(self, x_BxTxD: Tensor) -> Tensor:
-        return x_BxTxD.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+    def query_key(self, q_BxHxTxK: Tensor, k_BxHxTxK: Tensor) -> tuple[Tensor, Tensor]:
+        if self.inverse_H is None:
+            return q_BxHxTxK, k_BxHxTxK
+        return (q_BxHxTxK * self.inverse_H[:, None, None]).to(q_BxHxTxK.dtype), k_BxHxTxK
 
-    def _hidden(self, length: int, device: torch.device) -> Tensor | None:
-        if not self.causal:
-            return None
-        return torch.ones(length, length, dtype=torch.bool, device=device).triu(1)
+    def no_op(self, config: "ModelConfig", precision: str) -> str | None:  # noqa: ARG002
+        fixed_at_one = self.inverse_H is None and self.temperature == 1
+        return "temperature 1 that is not learnable equals none" if fixed_at_one else None
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        with without_autocast(q.device.type):
-            scores = self.relaxation.scores(wide(q), wide(k), self.scale)
-            hidden = self._hidden(q.shape[-2], q.device)
-            if hidden is not None:
-                scores = scores.masked_fill(hidden, -math.inf)
-            return self.relaxation.weights(scores, hidden) @ wide(v)
+
+class QKClip(Relaxation):
+    """After the step, per head: S = max logit; if S > tau, W_q and W_k of the head *= sqrt(tau / S).
+
+    Kimi K2 (2025), arXiv 2507.20534 [S]; tau 100 [S]. S is over all forwards since the last time: a
+    step's micro-batches, and those of skipped steps before it. Rescues heads whose logits run away
+    and leaves the others' bits alone; a no-op while every S stays below tau, and S that is not finite
+    is left to the step guards.
+    """
+
+    logit_max_H: Tensor  # a buffer: after a skipped step a checkpoint has to carry it
+    watches_logits = True
+    sizes_query_key = True
+
+    def __init__(self, config: "ModelConfig", *, tau: float = 100.0) -> None:
+        super().__init__(config)
+        self.tau = positive("relaxation qk_clip: tau", tau)
+        self.register_buffer("logit_max_H", torch.full((self.num_heads,), -math.inf))
+
+    def gather_logits(self, largest_H: Tensor) -> None:
+        self.logit_max_H.copy_(torch.maximum(self.logit_max_H, largest_H))
 
     @torch.no_grad()
-    def _keep_largest_logit(self, q: Tensor, k: Tensor) -> None:
-        with without_autocast(q.device.type):
-            logits = (wide(q) * self.scale) @ wide(k).mT
-            hidden = self._hidden(q.shape[-2], q.device)
-            if hidden is not None:
-                logits = logits.masked_fill(hidden, -math.inf)
-            largest_H = logits.amax(dim=(0, 2, 3)).float()
-        # Micro-batches of one step add up to one maximum; whoever reads it for a step sets it to None.
-        before = self.logit_max_H
-        self.logit_max_H = largest_H if before is None else torch.maximum(before, largest_H)
+    def after_step(self, attention: "Attention") -> None:
+        largest_H = self.logit_max_H
+        over_H = (largest_H > self.tau) & largest_H.isfinite()
+        factor_H = torch.where(over_H, self.tau / largest_H, torch.ones_like(largest_H)).sqrt()
+        factor_Dx1 = factor_H.repeat_interleave(self.d_head)[:, None]
+        for projection in (attention.query, attention.key):
+            projection.weight.mul_(factor_Dx1.to(projection.weight.dtype))
+        self.logit_max_H.fill_(-math.inf)
 
 
 RELAXATIONS: Table = {
     "none": Plain,
     "pb_relax": PBRelax,
+    "qk_clip": QKClip,
+    "qk_norm": QKNorm,
+    "sigma_reparam": SigmaReparam,
+    "smoothing": Smoothing,
+    "softcap": SoftCap,
+    "temperature": Temperature,
 }

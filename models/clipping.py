@@ -1,74 +1,27 @@
-"""What happens to the gradients between backward and the optimizer's step.
+"""What happens to the gradients between backward and the optimizer's step: the table of rules.
 
-A clip sees parameters and changes their `.grad` in place, after accumulation, reduction over ranks
-and unscaling. It returns the norm before and the norm after, the threshold it used and whether it
-changed anything, as 0-dim tensors on the gradients' device: nothing here waits for the device.
-
-A non-finite norm is reported as it is. The gradients may then be NaN after clipping, as with torch,
-and the step has to be skipped: that is what models/guards.py is for.
+Here are the rules that judge a step by itself; those that remember earlier steps are in
+models/adaptive_clips.py, and what a rule is, is in models/clip.py.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import ClassVar, NamedTuple
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch import Tensor
+from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
 
+from models.adaptive_clips import SPAM, AdaGC, AutoClip, ZClip
 from models.bounds import above
+from models.clip import TORCH_EPS, Clip, Clipped, Parameters, measured
 
-TORCH_EPS = 1e-6  # added to the norm in the quotient by torch.nn.utils.clip_grads_with_norm_
-
-
-class Clipped(NamedTuple):
-    """What a clip saw and did; each a 0-dim tensor, float32 except `clipped`, which is bool."""
-
-    grad_norm: Tensor  # global L2 norm before
-    grad_norm_clipped: Tensor  # the same after
-    threshold: Tensor  # what the rule held the gradients against; inf where nothing was
-    clipped: Tensor  # whether any gradient was made smaller
-
-
-class Clip:
-    """A clipping rule: called once an optimizer step, after backward and before the step.
-
-    Parameters without a gradient are passed over. Where no parameter has one, both norms are 0, the
-    threshold is inf and nothing was clipped. A parameter is known by its place in the sequence, so
-    the sequence has to be the same in every call.
-    """
-
-    keeps_direction: ClassVar[bool] = True  # whether all gradients are multiplied by one number
-
-    def __init__(self) -> None:
-        self.state: dict[str, Tensor] = {}
-
-    def __call__(self, parameters: Sequence[nn.Parameter]) -> Clipped:
-        """Clip the gradients of `parameters` in place."""
-        grads = [p.grad for p in parameters if p.grad is not None]
-        if not grads:
-            zero = torch.zeros((), device=parameters[0].device if parameters else None)
-            return Clipped(zero, zero.clone(), zero + math.inf, zero > 0)
-        with torch.no_grad():
-            return self.clip(parameters, get_total_norm(grads))
-
-    def clip(self, parameters: Sequence[nn.Parameter], norm: Tensor) -> Clipped:
-        """The rule itself; `norm` is the global norm, and at least one parameter has a gradient."""
-        raise NotImplementedError
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """What the rule remembers, copied; exact, so that a resumed run goes on bit for bit."""
-        return {name: value.clone() for name, value in self.state.items()}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Remember what `state_dict` of the same rule returned."""
-        self.state = {name: value.clone() for name, value in state.items()}
+__all__ = ["CLIPS", "Clip", "Clipped"]
 
 
 class NoClip(Clip):
     """g' = g. The norm is measured all the same."""
 
-    def clip(self, parameters: Sequence[nn.Parameter], norm: Tensor) -> Clipped:  # noqa: ARG002 (the protocol's)
+    def clip(self, parameters: Parameters, norm: Tensor) -> Clipped:  # noqa: ARG002 (the protocol's)
         norm = norm.float()
         return Clipped(norm, norm.clone(), torch.full_like(norm, math.inf), torch.zeros_like(norm) > 0)
 
@@ -86,14 +39,75 @@ class GlobalNorm(Clip):
         super().__init__()
         self.max_norm = above("max_norm", max_norm, 0)
 
-    def clip(self, parameters: Sequence[nn.Parameter], norm: Tensor) -> Clipped:
+    def clip(self, parameters: Parameters, norm: Tensor) -> Clipped:
         clip_grads_with_norm_(parameters, self.max_norm, norm)
         norm = norm.float()
         factor = torch.clamp(self.max_norm / (norm + TORCH_EPS), max=1.0)
         return Clipped(norm, norm * factor, torch.full_like(norm, self.max_norm), factor < 1)
 
 
+class Value(Clip):
+    """Every element clamped to [-max_value, max_value]; turns the gradient (torch.nn.utils.clip_grad_value_).
+
+    The default 1.0 has no source: it is for the user to set. Matters where single elements stick out; a
+    no-op where the largest element is at most max_value. Cuts inf to max_value, so it is the norm before
+    that shows an overflow.
+    """
+
+    keeps_direction = False
+
+    def __init__(self, *, max_value: float = 1.0) -> None:
+        super().__init__()
+        self.max_value = above("max_value", max_value, 0)
+
+    def clip(self, parameters: Parameters, norm: Tensor) -> Clipped:
+        largest = get_total_norm([p.grad for p in parameters if p.grad is not None], math.inf)
+        clip_grad_value_(parameters, self.max_value)
+        return measured(parameters, norm, largest > self.max_value)
+
+
+class AGC(Clip):
+    """Unit i: g_i' = g_i min(1, clipping max(||w_i||, eps) / ||g_i||), Brock et al. 2021 (2102.06171).
+
+    A unit is a row (all dimensions but the first), a parameter of one dimension or none is one unit.
+    Defaults: eps 1e-3 as in optax, clipping 0.01 [M]. The paper leaves the final linear layer out [M];
+    here it is clipped like the rest, because it is often the embedding too. Matters where a unit's
+    gradient is large beside its weights, which small gains and biases at 0 are from the start; a no-op
+    where clipping is above every ratio.
+    """
+
+    keeps_direction = False
+
+    def __init__(self, *, clipping: float = 0.01, eps: float = 1e-3) -> None:
+        super().__init__()
+        self.clipping = above("clipping", clipping, 0)
+        self.eps = above("eps", eps, 0)
+
+    def clip(self, parameters: Parameters, norm: Tensor) -> Clipped:
+        parameters = [p for p in parameters if p.grad is not None]
+        grads = [p.grad for p in parameters if p.grad is not None]
+        weights, units = unit_norms(parameters), unit_norms(grads)
+        sizes = [unit.numel() for unit in units]
+        unit = torch.cat([unit.flatten() for unit in units])
+        limit = self.clipping * torch.cat([weight.flatten() for weight in weights]).clamp(min=self.eps)
+        factor = torch.where(unit > limit, limit / unit, 1.0)
+        for grad, like, scale in zip(grads, units, factor.split(sizes), strict=True):
+            grad.mul_(scale.view_as(like))
+        return measured(parameters, norm, (factor < 1).any())
+
+
+def unit_norms(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Norms over all dimensions but the first, which are kept with size 1; over all where there is one."""
+    return [torch.linalg.vector_norm(t, dim=tuple(range(1, t.ndim)) or None, keepdim=True) for t in tensors]
+
+
 CLIPS: dict[str, type[Clip]] = {
     "none": NoClip,
     "global_norm": GlobalNorm,
+    "value": Value,
+    "agc": AGC,
+    "zclip": ZClip,
+    "autoclip": AutoClip,
+    "adagc": AdaGC,
+    "spam": SPAM,
 }

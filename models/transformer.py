@@ -3,22 +3,28 @@
     tokens -> embedding + positions -> blocks -> (final norm) -> head -> logits
 
 Every choice that a study compares sits behind a table: the norm (norms.py), its placement
-(blocks.py), what happens to the attention scores (attention.py). This file knows none by name.
+(blocks.py), what happens to the attention scores (attention.py). This file knows none by name. What
+has one form only (z-loss, soft cap, the embedding's scale, norm and gradient) is a field of
+ModelConfig.
 
     model = Transformer(ModelConfig(block="deepnorm", norm="rms"))
     objective, cross_entropy = model.loss(inputs_BxT, targets_BxT)
 """
 
+import math
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.attention import RELAXATIONS, SCORE_TYPES
-from models.blocks import BLOCKS, Block, norm_of
+from models.attention import RELAXATIONS
+from models.blocks import BLOCKS
 from models.norms import NORMS, wide
-from models.variants import Spec, build, check, unknown
+from models.placement import Block, is_normless
+from models.scores import SCORE_TYPES
+from models.variants import Spec, build, check, normalize, unknown
 
 IGNORED_TARGET = -100
 PRECISIONS = ("fp32", "bf16", "fp16")
@@ -52,24 +58,62 @@ class ModelConfig:
     """The head uses the token embedding's matrix."""
     scores: str = "float32"
     """Type that attention scores are stored in before the softmax: float32, bfloat16, float16."""
+    embedding_grad_scale: float = 1.0
+    """Embedding gradients times this, forward unchanged; 1 is off (GLM-130B: 0.1, arXiv 2210.02414).
+    With a tied head only the gradient through the input side shrinks. Under Adam with an untied head
+    it acts through the global norm alone, as Adam undoes a constant factor."""
+    embedding_norm: bool = False
+    """A norm right after the embedding (BLOOM; placements that have one already refuse it)."""
+    embedding_scale: float | str = 1.0
+    """Embedding and positions times this; 1 is off, sqrt_d is sqrt(d_model) (Takase et al. 2023,
+    arXiv 2312.16903): a shortcut that is large beside the branches."""
+    z_loss: float = 0.0
+    """Adds z_loss * mean((log Z)^2) to the objective, log Z in float32; 0 is off (PaLM 1e-4, OLMo 2
+    1e-5). Keeps output logits from drifting."""
+    logit_softcap: float = 0.0
+    """Logits become cap * tanh(logits / cap); 0 is off (Gemma 2: 30)."""
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "d_model", "num_layers", "num_heads", "context_length", "d_ff"):
-            number = getattr(self, name)
-            if number is not None and number < 1:
-                raise ValueError(f"{name} {number}; must be at least 1 (model.{name})")
-        if self.d_model % self.num_heads:
-            raise ValueError(
-                f"d_model {self.d_model} does not divide into num_heads {self.num_heads} (model.num_heads)"
-            )
+        self._check_numbers()
         if self.scores not in SCORE_TYPES:
             raise unknown("score type", str(self.scores), SCORE_TYPES, "model.scores")
         check("norm", NORMS, self.norm, "model.norm")
         check("relaxation", RELAXATIONS, self.relaxation, "model.relaxation")
-        reason = BLOCKS[check("block", BLOCKS, self.block, "model.block")["name"]].refuses(self)  # type: ignore[attr-defined]
+        check("block", BLOCKS, self.block, "model.block")
+        if self.embedding_norm and is_normless(self):
+            raise ValueError("embedding_norm on with norm none normalizes nothing (model.embedding_norm)")
+        reason = self.placement.refuses(self)
         if reason:
             raise ValueError(f"{reason} (model.block)")
         self.example_block()  # the values of options are judged by the variants' constructors
+
+    def _check_numbers(self) -> None:
+        for name in ("vocab_size", "d_model", "num_layers", "num_heads", "context_length", "d_ff"):
+            number = getattr(self, name)
+            if number is not None and number < 1:
+                raise ValueError(f"{name} {number}; must be at least 1 (model.{name})")
+        for name in ("embedding_grad_scale", "z_loss", "logit_softcap"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(
+                    f"{name} {getattr(self, name)}; must be finite and not below 0 (model.{name})"
+                )
+        if self.d_model % self.num_heads:
+            raise ValueError(
+                f"d_model {self.d_model} does not divide into num_heads {self.num_heads} (model.num_heads)"
+            )
+        scale = self.embedding_scale
+        if scale != "sqrt_d" and (isinstance(scale, str) or not 0 < scale < math.inf):
+            raise ValueError(f"embedding_scale {scale!r}; a number above 0 or sqrt_d (model.embedding_scale)")
+
+    @property
+    def placement(self) -> type[Block]:
+        """The class that `block` names."""
+        return cast(type[Block], BLOCKS[normalize(self.block)["name"]])
+
+    @property
+    def embedding_factor(self) -> float:
+        """embedding_scale as a number."""
+        return math.sqrt(self.d_model) if self.embedding_scale == "sqrt_d" else float(self.embedding_scale)
 
     @property
     def ff_width(self) -> int:
@@ -91,7 +135,7 @@ class Transformer(nn.Module):
     """Logits over the vocabulary for every position of (B, T) tokens.
 
     Weights come from torch's global random state: the same seed gives the same bits. Embeddings and
-    head start from N(0, 0.02) under every placement, so that arms differ in their blocks alone.
+    head start from N(0, 0.02) unless the placement says otherwise, so arms differ in blocks alone.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -99,31 +143,27 @@ class Transformer(nn.Module):
         self.config = config
         self.token_embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.position_embedding = nn.Embedding(config.context_length, config.d_model)
+        self.input_norm = config.placement.input_norm(config)
         self.blocks = nn.ModuleList(config.new_block(index) for index in range(config.num_layers))
-        self.final_norm = norm_of(config) if self._placement.has_final_norm else nn.Identity()
+        self.final_norm = config.placement.final_norm(config)
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
-        for part in (self.token_embedding, self.position_embedding, self.head):
-            nn.init.normal_(part.weight, std=0.02)
+        self.logit_gain = config.placement.logit_gain(config)
         if config.tie_embeddings:
             self.head.weight = self.token_embedding.weight
+        config.placement.init_ends(
+            self.token_embedding.weight, self.position_embedding.weight, self.head.weight
+        )
         for block in self._blocks():
             block.finish()
         self._observing = False
         self._observed: dict[str, Tensor] = {}
 
-    @property
-    def _placement(self) -> Block:
-        return self.blocks[0]  # type: ignore[return-value]
-
     def _blocks(self) -> list[Block]:
-        return list(self.blocks)  # type: ignore[arg-type]
+        return cast(list[Block], list(self.blocks))
 
     def forward(self, tokens_BxT: Tensor) -> Tensor:
         """(B, T) int64 token ids to (B, T, V) logits. ValueError beyond context_length."""
-        length = tokens_BxT.shape[1]
-        if length > self.config.context_length:
-            raise ValueError(f"sequence of {length} tokens; context_length is {self.config.context_length}")
-        x_BxTxD = self.token_embedding(tokens_BxT) + self.position_embedding.weight[:length]
+        x_BxTxD = self.input_norm(self._embed(tokens_BxT))
         for index, block in enumerate(self.blocks):
             x_BxTxD = block(x_BxTxD)
             if self._observing:
@@ -131,8 +171,25 @@ class Transformer(nn.Module):
                     wide(x_BxTxD.detach()).square().mean().sqrt().float()
                 )
         if self._observing:
-            self._observed["attn_logit_max"] = self._take_logit_max()
-        return self.head(self.final_norm(x_BxTxD))
+            layers = [block.attention.observed_max for block in self._blocks()]
+            self._observed["attn_logit_max"] = torch.stack([m for m in layers if m is not None]).amax()
+        logits_BxTxV = self.logit_gain(self.head(self.final_norm(x_BxTxD)))
+        if self.config.logit_softcap:
+            cap = self.config.logit_softcap
+            logits_BxTxV = cap * torch.tanh(wide(logits_BxTxV) / cap)
+        return logits_BxTxV
+
+    def _embed(self, tokens_BxT: Tensor) -> Tensor:
+        length = tokens_BxT.shape[1]
+        if length > self.config.context_length:
+            raise ValueError(f"sequence of {length} tokens; context_length is {self.config.context_length}")
+        x_BxTxD = self.token_embedding(tokens_BxT) + self.position_embedding.weight[:length]
+        if self.config.embedding_factor != 1.0:
+            x_BxTxD = x_BxTxD * self.config.embedding_factor
+        if self.config.embedding_grad_scale != 1.0:
+            # lerp between equal ends is those ends to the bit; only one of them has a gradient
+            x_BxTxD = torch.lerp(x_BxTxD.detach(), x_BxTxD, self.config.embedding_grad_scale)
+        return x_BxTxD
 
     def loss(self, inputs_BxT: Tensor, targets_BxT: Tensor) -> tuple[Tensor, Tensor]:
         """(objective, mean cross entropy in nats), float32 scalars; targets of -100 don't count.
@@ -142,14 +199,21 @@ class Transformer(nn.Module):
         logits = wide(self(inputs_BxT)).flatten(0, 1)
         targets = targets_BxT.flatten()
         cross_entropy = functional.cross_entropy(logits, targets, ignore_index=IGNORED_TARGET)
-        return cross_entropy, cross_entropy.detach()
+        objective = cross_entropy
+        if self.config.z_loss:
+            counted = targets != IGNORED_TARGET
+            squares = logits.logsumexp(dim=-1).square().masked_fill(~counted, 0.0)
+            objective = cross_entropy + self.config.z_loss * squares.sum() / counted.sum()
+        return objective, cross_entropy.detach()
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
         """Every trainable parameter in exactly one named group; tied weights in 'embedding'."""
-        parts = {"embedding": [*self.token_embedding.parameters(), *self.position_embedding.parameters()]}
+        ends = (self.token_embedding, self.position_embedding, self.input_norm)
+        parts = {"embedding": [p for end in ends for p in end.parameters()]}
         for index, block in enumerate(self._blocks()):
             parts |= {f"block{index}.{name}": group for name, group in block.groups().items()}
-        parts |= {"final_norm": list(self.final_norm.parameters()), "head": list(self.head.parameters())}
+        parts["final_norm"] = list(self.final_norm.parameters())
+        parts["head"] = [*self.head.parameters(), *self.logit_gain.parameters()]
         seen: set[int] = set()
         groups: dict[str, list[nn.Parameter]] = {}
         for name, parameters in parts.items():
@@ -163,6 +227,7 @@ class Transformer(nn.Module):
         """Apply the rules that act after an optimizer step; no host synchronization."""
         for block in self._blocks():
             block.after_step()
+        self.config.placement.after_step_ends(self.token_embedding.weight, self.head.weight)
 
     def observe(self, on: bool) -> None:
         """From the next forward on, keep (or stop keeping) what observations() returns."""
@@ -178,14 +243,6 @@ class Transformer(nn.Module):
         any cap or softmax. 'act_rms/block<i>': RMS of the residual stream after block i.
         """
         return dict(self._observed)
-
-    def _take_logit_max(self) -> Tensor:
-        layers = [block.attention for block in self._blocks()]
-        largest = torch.stack([a.logit_max_H.amax() for a in layers if a.logit_max_H is not None]).amax()
-        for attention in layers:
-            if not attention.relaxation.watches_logits:  # a watcher needs its own until after the step
-                attention.logit_max_H = None
-        return largest
 
 
 def no_op_reasons(config: ModelConfig, precision: str) -> list[str]:

@@ -9,6 +9,7 @@ caller supplies and a study file can't.
 
 import difflib
 import inspect
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -51,6 +52,13 @@ def check(kind: str, table: Table, spec: Spec, where: str = "") -> dict[str, Any
         if option != "name" and option not in options:
             raise unknown(f"option of {kind} '{name}'", option, options, where)
     return chosen
+
+
+def positive(what: str, number: float) -> float:
+    """`number` as a float; a VariantError that names `what` unless it is finite and above 0."""
+    if not 0 < number < math.inf:
+        raise VariantError(f"{what} {number}; must be finite and above 0")
+    return float(number)
 
 
 def build(kind: str, table: Table, spec: Spec, *context: Any, where: str = "") -> Any:

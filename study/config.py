@@ -23,6 +23,7 @@ from models.clipping import CLIPS
 from models.guards import GUARDS
 from models.norms import NORMS
 from models.optimizers import OPTIMIZERS
+from models.resets import RESETS
 from models.transformer import ModelConfig
 from models.variants import VariantError, build, check, normalize, options_of, unknown
 from study.data import CORPORA
@@ -82,6 +83,7 @@ RelaxationSpec = Annotated[dict[str, Any], _variant("relaxation", RELAXATIONS)]
 ClipSpec = Annotated[dict[str, Any], _variant("clip", CLIPS, built=True)]
 GuardSpec = Annotated[dict[str, Any], _variant("guard", GUARDS, built=True)]
 OptimizerSpec = Annotated[dict[str, Any], _variant("optimizer", OPTIMIZERS, _EXAMPLE, built=True)]
+ResetSpec = Annotated[dict[str, Any], _variant("reset", RESETS, built=True)]
 ScheduleSpec = Annotated[dict[str, Any], _variant("schedule", SCHEDULES, built=True)]
 DataSpec = Annotated[dict[str, Any], _variant("data", CORPORA, built=True)]
 
@@ -131,6 +133,7 @@ class TrialConfig(Section):
     clip: ClipSpec = {"name": "global_norm"}
     guard: GuardSpec = {"name": "skip_nonfinite"}
     optimizer: OptimizerSpec = {"name": "adamw"}
+    reset: ResetSpec = {"name": "none"}
     schedule: ScheduleSpec = {"name": "constant"}
     data: DataSpec = {"name": "stdlib"}
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
@@ -195,13 +198,23 @@ def presets() -> list[str]:
     return sorted(path.stem for path in PRESETS.glob("*.yaml"))
 
 
+def study_path(name: str) -> Path:
+    """The file of a preset, or the file that `name` is the path of."""
+    return PRESETS / f"{name}.yaml" if name in presets() else Path(name)
+
+
+def study_source(name: str) -> str:
+    """How messages call a study's file."""
+    path = study_path(name)
+    return f"study/presets/{path.name}" if path.parent == PRESETS else str(path)
+
+
 def load_study(name: str, overrides: Sequence[str] = ()) -> StudyConfig:
     """The study of a preset or file, with `a.b=c` overrides applied.
 
     Raises ConfigError for anything that can't be a study.
     """
-    path = PRESETS / f"{name}.yaml" if name in presets() else Path(name)
-    where = f"study/presets/{path.name}" if path.parent == PRESETS else str(path)
+    path, where = study_path(name), study_source(name)
     if not path.is_file():
         if path.suffix in (".yaml", ".yml") or "/" in name:
             raise ConfigError(f"no study file '{name}'; presets: {', '.join(presets())}")
@@ -241,7 +254,7 @@ def trial_config(trial: Mapping[str, Any], overrides: Mapping[str, Any], where: 
     for key, value in overrides.items():
         set_dotted(raw, key, copy.deepcopy(value))
     if isinstance(raw.get("model"), Mapping) and "vocab_size" in raw["model"]:
-        raise ConfigError(f"vocab_size comes from the data; leave it out ({where}: model.vocab_size)")
+        raise ConfigError(f"vocab_size comes from the data; leave it out ({where})")
     data = raw.get("data")
     if isinstance(data, dict) and "path" in data and data.get("name", "stdlib") == "stdlib":
         data["name"] = "tokens" if str(data["path"]).endswith(".bin") else "text"
@@ -259,7 +272,7 @@ def trial_config(trial: Mapping[str, Any], overrides: Mapping[str, Any], where: 
 def _fill_names(raw: dict[str, Any]) -> None:
     """`clip: {max_norm: 10}` means the default clip with this option."""
     defaults = TrialConfig.model_fields
-    for key in ("clip", "optimizer", "schedule", "guard"):
+    for key in ("clip", "optimizer", "schedule", "guard", "reset"):
         if isinstance(raw.get(key), dict):
             raw[key].setdefault("name", normalize(defaults[key].default)["name"])
     section = raw.get("model")
@@ -279,7 +292,9 @@ def validate(section: type[BaseModel], raw: Mapping[str, Any], where: str) -> An
 def _explain(section: type[BaseModel], error: ValidationError, where: str) -> str:
     first = error.errors()[0]
     location = [str(part) for part in first["loc"]]
-    place = f"{where}: {'.'.join(location)}" if where else ".".join(location)
+    place = ".".join(location)
+    if where:
+        place = f"{where}.{place}" if where.endswith(": trial") else f"{where}: {place}"
     if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         known = _known_keys(section, location[:-1])
         return str(unknown("key", location[-1], known, place))

@@ -90,7 +90,7 @@ def run_row(study: StudyConfig, settings: Settings, data: list[dict[str, Any]]) 
         "created_at": now,
         "heartbeat": now,
         "storage": settings.storage,
-        "host": platform.node(),
+        "host": driver_name(),
         "git_commit": _git_commit(),
         "versions": _versions(),
         "config": study.model_dump(),
@@ -120,6 +120,27 @@ def trial_row(job: Job, run_id: str) -> dict[str, Any]:
     }
 
 
+def driver_name() -> str:
+    """Host and process of this driver: what `is_driving` looks for."""
+    return f"{platform.node()} (process {os.getpid()})"
+
+
+def is_driving(run: dict[str, Any]) -> bool:
+    """Whether a driver is alive that owns the run: by its heartbeat, on its own host by its process."""
+    if run["status"] not in ("pending", "running"):
+        return False
+    host, _, process = (run["host"] or "").partition(" (process ")
+    if host != platform.node() or not process:
+        return True
+    try:
+        os.kill(int(process.rstrip(")")), 0)
+    except (ProcessLookupError, ValueError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
 def _git_commit() -> str | None:
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
     try:
@@ -141,10 +162,9 @@ def _versions() -> dict[str, str]:
 class Events(tune.Callback):
     """What Tune says of the trials, passed on; keeps the last state of each."""
 
-    def __init__(self, books: Bookkeeper, progress: Progress) -> None:
-        self.books, self.progress = books, progress
+    def __init__(self, books: Bookkeeper, progress: Progress, attempts: dict[str, int]) -> None:
+        self.books, self.progress, self.attempts = books, progress, dict(attempts)
         self.status: dict[str, str] = {}
-        self.attempts: dict[str, int] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {}  # Tune pickles the experiment with its callbacks; these live in the driver alone
@@ -196,9 +216,16 @@ def _reason(trial: Any) -> str:
 
 
 def run_jobs(
-    study: StudyConfig, jobs: Sequence[Job], settings: Settings, nodes: list[dict[str, Any]]
-) -> Events:
-    """Take the jobs, whose rows are in the catalogue, through Tune. Ctrl-C and SIGTERM end it early."""
+    study: StudyConfig,
+    jobs: Sequence[Job],
+    settings: Settings,
+    nodes: list[dict[str, Any]],
+    attempts: dict[str, int] | None = None,
+) -> None:
+    """Take the jobs, whose rows are in the catalogue, through Tune. Ctrl-C and SIGTERM end it early.
+
+    `attempts`: how often each trial was started before.
+    """
     wanted = trial_resources(study, nodes)
     lines = {
         job.plan.trial_id(settings.run_id): Line(_shown_name(study, job.plan), job.plan.config.steps)
@@ -219,7 +246,7 @@ def run_jobs(
         Bookkeeper(settings.catalogue, settings.run_id) as books,
         Progress(settings.console, lines) as progress,
     ):
-        events = Events(books, progress)
+        events = Events(books, progress, attempts or {})
         tuner = tune.Tuner(
             tune.with_resources(run_trial, {key.lower(): value for key, value in wanted.items()}),
             param_space={"job": tune.grid_search(specs)},
@@ -230,7 +257,7 @@ def run_jobs(
                 trial_dirname_creator=lambda trial: trial.config["job"]["trial_id"],
             ),
             run_config=tune.RunConfig(
-                name="tune",
+                name=f"tune-{time.strftime('%Y%m%d-%H%M%S')}",  # Tune overwrites a name that exists
                 storage_path=f"{settings.storage}/{settings.run_id}",
                 failure_config=tune.FailureConfig(max_failures=study.max_failures),
                 callbacks=[events],
@@ -244,7 +271,6 @@ def run_jobs(
         finally:
             signal.signal(signal.SIGTERM, before)
         _close_books(events, lines)
-    return events
 
 
 def _close_books(events: Events, lines: dict[str, Line]) -> None:

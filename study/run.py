@@ -24,37 +24,18 @@ if MISSING:
         f"{', '.join(MISSING)} not installed; run: pip install -e '{ROOT}[study,service]' (or: make demo)"
     )
 
-import re
-import time
-from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from study.catalogue import Catalogue, CatalogueError
-from study.config import ConfigError, load_study
-from study.data import DataError, load_corpus
-from study.driver import Job, Settings, connect, run_jobs, run_row, trial_row
-from study.estimates import estimate
-from study.space import plan_trials, trial_resources
-from study.storage import Storage, StorageError
-from study.tables import plan_table, print_results
-
-RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+from study.catalogue import CatalogueError
+from study.config import ConfigError
+from study.data import DataError
+from study.runs import Place, delete_run, resume_run, show_plan, start_run, watch_run
+from study.storage import StorageError
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a run goes and what it may use, as the command line says it."""
-
-    storage: str
-    db: str | None
-    run_id: str | None
-    address: str | None
-    max_concurrent: int | None
 
 
 @app.command()
@@ -64,60 +45,36 @@ def main(
         list[str] | None, typer.Option("--set", help="a.b=c, for any key; repeatable.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the trials; run nothing.")] = False,
-    storage: Annotated[
-        str, typer.Option(envvar="GRADNORM_STORAGE", help="Folder or URI of traces.")
-    ] = "runs",
+    storage: Annotated[str, typer.Option(envvar="GRADNORM_STORAGE", help="Folder or URI.")] = "runs",
     db: Annotated[str | None, typer.Option(envvar="GRADNORM_DB", help="Database URL [SQLite there].")] = None,
     run_id: Annotated[str | None, typer.Option(help="Name of the run [study and time].")] = None,
     address: Annotated[str | None, typer.Option(envvar="RAY_ADDRESS", help="Cluster [this machine].")] = None,
     max_concurrent: Annotated[int | None, typer.Option(min=1, help="Trials at once [what fits].")] = None,
+    resume: Annotated[str | None, typer.Option(help="Go on with a run that was cut short.")] = None,
+    watch: Annotated[str | None, typer.Option(help="Show the progress of a run.")] = None,
+    delete: Annotated[str | None, typer.Option(help="Delete a run with its traces; asks first.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
 ) -> None:
     """Run a study: train its trials in parallel, record every step, say what came out."""
-    place = Place(storage, db, run_id, address, max_concurrent)
+    console = Console(width=None if sys.stdout.isatty() else 140)  # a log has no width
     try:
-        status = execute(study, overrides or [], place, dry_run)
+        place = Place.of(storage, db, address=address, max_concurrent=max_concurrent)
+        if dry_run:
+            status = show_plan(study, overrides or [], console)
+        elif resume is not None:
+            status = resume_run(resume, place, console)
+        elif watch is not None:
+            status = watch_run(watch, place, console)
+        elif delete is not None:
+            status = delete_run(delete, place, console, ask=not yes)
+        else:
+            status = start_run(study, overrides or [], run_id, place, console)
     except (ConfigError, DataError, StorageError, CatalogueError) as error:
         typer.secho(f"error: {error}", fg="red", err=True)
         status = 2
     except KeyboardInterrupt:
         status = 130
     sys.exit(status)
-
-
-def execute(name: str, overrides: list[str], place: Place, dry_run: bool) -> int:
-    """Run the study `name`; the exit status. Nothing is made before all that can be checked is."""
-    console = Console(width=None if sys.stdout.isatty() else 140)  # a log has no width
-    study = load_study(name, overrides)
-    plans = plan_trials(study, name)
-    data = {str(plan.config.data): load_corpus(plan.config.data) for plan in plans[:: study.search.seeds]}
-    jobs = [
-        Job(plan, estimate(plan.config, data[str(plan.config.data)], f"{name}: arm '{plan.arm}'"))
-        for plan in plans
-    ]
-    if dry_run:
-        console.print(plan_table(study, jobs))
-        return 0
-    run_id = place.run_id or f"{_slug(study.name)}-{time.strftime('%Y%m%d-%H%M%S')}"
-    if not RUN_ID.fullmatch(run_id):
-        raise ConfigError(f"run id '{run_id}' must be 1 to 64 of a-z, 0-9 and '-', not '-' first (--run-id)")
-    storage = Storage(place.storage)
-    catalogue = Catalogue(place.db or f"sqlite:///{storage.root if storage.is_local else 'runs'}/gradnorm.db")
-    if storage.exists(run_id) or (catalogue.is_there() and catalogue.run(run_id)):
-        raise ConfigError(f"run '{run_id}' exists already in {storage.uri} (--run-id)")
-    nodes = connect(place.address)
-    trial_resources(study, nodes)
-    storage.check_writable()
-    catalogue.migrate()
-    settings = Settings(run_id, storage.uri, catalogue, console, place.max_concurrent)
-    identities = [tokens.identity for tokens in data.values()]
-    catalogue.add_run(run_row(study, settings, identities), [trial_row(job, run_id) for job in jobs])
-    console.print(f"run {run_id}: {len(jobs)} trials of study {study.name}", highlight=False)
-    run_jobs(study, jobs, settings, nodes)
-    return print_results(console, catalogue, run_id)
-
-
-def _slug(name: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or "run"
 
 
 if __name__ == "__main__":

@@ -32,6 +32,8 @@ def plan_trials(study: StudyConfig, where: str = "") -> list[Plan]:
     anything in it can't be built.
     """
     plans: list[Plan] = []
+    if study.arms or study.space:
+        trial_config(study.trial, {}, f"{where}: trial")  # what is wrong there is no arm's fault
     first_seed = int(study.trial.get("seed", 0))
     for seed in range(first_seed, first_seed + study.search.seeds):
         for arm_number, (label, overrides) in enumerate(arms(study)):

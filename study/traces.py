@@ -11,6 +11,7 @@ steps after those that it has. NaN and inf are values like any other; null means
     trace = read_trace(Storage("runs"), "run", "run_00000", columns=["step", "grad_norm"])
 """
 
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -167,6 +168,8 @@ def _empty(columns: Sequence[str] | None) -> pa.Table:
 class TraceWriter:
     """Appends parts to one trial's trace; the only writer of it at any time.
 
+    The newest writer owns the trace (it signs the file `owner` beside the parts): a worker that was
+    given up for dead and still lives gets a TraceError at its next part.
     `after` is the step from which the trial goes on: rows recorded later than it are dropped (they
     will be recorded again, identically), and TraceError says so if steps up to it are missing.
     """
@@ -174,6 +177,8 @@ class TraceWriter:
     def __init__(self, storage: Storage, run_id: str, trial_id: str, *, after: int = 0) -> None:
         self.storage = storage
         self.folder = trace_folder(run_id, trial_id)
+        self.token = uuid.uuid4().hex.encode()
+        storage.write(f"{self.folder}/owner", self.token)
         self.parts: list[Part] = []
         names = list_part_names(storage, run_id, trial_id)
         self.attempt = 1 + max((self._attempt_of(name) for name in names), default=0)
@@ -234,6 +239,7 @@ class TraceWriter:
         expected = np.arange(self.last + 1, self.last + 1 + len(steps))
         if not np.array_equal(steps, expected):
             raise TraceError(f"steps {steps[0]}..{steps[-1]} don't follow step {self.last} one by one")
+        self._check_owner()
         part = Part(f"{int(steps[0]):09d}.parquet", int(steps[0]), int(steps[-1]))
         self._write(part.name, table)
         self.parts.append(part)
@@ -242,7 +248,17 @@ class TraceWriter:
 
     def close(self) -> None:
         """Merge what there is into one part."""
+        self._check_owner()
         self._merge(len(self.parts))
+        self.storage.delete(f"{self.folder}/owner")
+
+    def _check_owner(self) -> None:
+        try:
+            owner = self.storage.read(f"{self.folder}/owner").to_pybytes()
+        except FileNotFoundError:
+            owner = b""
+        if owner != self.token:
+            raise TraceError(f"another worker has taken over {self.folder}")
 
     def _merge(self, num_parts: int) -> None:
         """Merge the last `num_parts` parts: first the merged part appears, then its members go."""

@@ -20,6 +20,7 @@ from torch import Tensor
 from models.clipping import CLIPS
 from models.guards import GUARDS
 from models.optimizers import build_optimizer, guarded_step
+from models.resets import RESETS
 from models.transformer import Transformer
 from models.variants import build
 from study.config import TrialConfig
@@ -98,6 +99,7 @@ class Trial:
         self.optimizer = build_optimizer(config.optimizer, self.model, "trial.optimizer")
         self.clip = build("clip", CLIPS, config.clip)
         self.guard = build("guard", GUARDS, config.guard)
+        self.reset = build("reset", RESETS, config.reset)
         self.schedule = build("schedule", SCHEDULES, config.schedule)
         self.loss_scale = LossScale(config.precision, device)
         self.watch = DivergenceWatch(config.patience, self.loss_scale.active)
@@ -116,6 +118,7 @@ class Trial:
         inputs, targets = self._batch(self.batches, self.step)
         waited = time.perf_counter() - began
         factor = self.schedule.factor(self.step, self.config.steps)
+        factor *= self.reset(self.optimizer, self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * factor
 
