@@ -196,7 +196,9 @@ def test_a_database_that_is_not_there_yet_says_so(tmp_path: Path) -> None:
 def test_a_file_that_is_no_database_is_named(tmp_path: Path, ask: str) -> None:
     path = tmp_path / "gradnorm.db"
     path.write_text("this is a diary, not a database; " * 50)
-    with pytest.raises(CatalogueError, match=r"database 'sqlite:///.*gradnorm.db' can't be (used|read): file is"):
+    with pytest.raises(
+        CatalogueError, match=r"database 'sqlite:///.*gradnorm.db' can't be (used|read): file is"
+    ):
         getattr(Catalogue(f"sqlite:///{path}"), ask)()
     assert path.read_text().startswith("this is a diary")
 

@@ -12,7 +12,8 @@ from models.clipping import CLIPS
 from models.guards import GUARDS
 from models.norms import NORMS
 from models.optimizers import OPTIMIZERS
-from models.transformer import Transformer
+from models.resets import RESETS
+from models.transformer import ModelConfig, Transformer
 from models.variants import options_of
 from study.config import ConfigError, StudyConfig, TrialConfig, load_study, presets, trial_config
 from study.schedules import SCHEDULES
@@ -20,7 +21,7 @@ from study.space import plan_trials
 
 TABLES = {
     "model.norm": NORMS, "model.block": BLOCKS, "model.relaxation": RELAXATIONS, "clip": CLIPS,
-    "guard": GUARDS, "optimizer": OPTIMIZERS, "schedule": SCHEDULES,
+    "guard": GUARDS, "optimizer": OPTIMIZERS, "reset": RESETS, "schedule": SCHEDULES,
 }  # fmt: skip
 VARIANTS = [(key, name) for key, table in TABLES.items() for name in table]
 
@@ -96,7 +97,10 @@ def test_a_refusal_ends_with_its_place(override: str) -> None:
 def test_every_variant_is_complete_with_its_defaults_and_refuses_a_strange_option(
     key: str, name: str
 ) -> None:
-    config = trial_config({}, {key: name})
+    needs = (
+        {"model": {"norm": "none"}} if key == "model.block" and BLOCKS[name].refuses(ModelConfig()) else {}
+    )
+    config = trial_config(needs, {key: name})
     section = config.model_dump()
     for part in key.split("."):
         section = section[part]
@@ -105,7 +109,7 @@ def test_every_variant_is_complete_with_its_defaults_and_refuses_a_strange_optio
         option: list(p.default) if isinstance(p.default, tuple) else p.default
         for option, p in options.items()
     }
-    assert trial_config({}, {key: {"name": name}}) == config
+    assert trial_config(needs, {key: {"name": name}}) == config
     with pytest.raises(ConfigError, match=f"unknown option of {key.split('.')[-1]} '{name}' 'zzz'"):
         trial_config({}, {key: {"name": name, "zzz": 1}})
 

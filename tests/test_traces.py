@@ -45,8 +45,9 @@ def test_the_format_is_the_one_that_others_read(tmp_path: Path) -> None:
     writer = TraceWriter(storage, RUN, TRIAL)
     writer.append(rows(1, 3, skipped=np.array([False, True, False])))
     writer.append(rows(4, 5, skipped=np.array([False, False])))
-    files = sorted(path.name for path in (tmp_path / RUN / TRIAL / "trace").iterdir())
+    files = list_part_names(storage, RUN, TRIAL)
     assert files == ["000000001.parquet", "000000004.parquet"]
+    assert all((tmp_path / "run" / "run_00000" / "trace" / name).is_file() for name in files)
     part = pq.ParquetFile(tmp_path / FOLDER / files[0])
     types = {field.name: str(field.type) for field in part.schema_arrow}
     assert types == {"step": "int32", "loss": "float", "grad_norm": "float", "skipped": "bool"}
@@ -111,7 +112,8 @@ def test_parts_never_pile_up_and_each_row_is_rewritten_seldom(tmp_path: Path) ->
     class Counting(Storage):
         def write(self, name: str, content: Any) -> None:
             nonlocal written
-            written += pq.ParquetFile(pa.BufferReader(content)).metadata.num_rows
+            if name.endswith(".parquet"):
+                written += pq.ParquetFile(pa.BufferReader(content)).metadata.num_rows
             super().write(name, content)
 
     writer = TraceWriter(Counting(tmp_path), RUN, TRIAL)
@@ -216,6 +218,19 @@ def test_a_writer_says_so_if_steps_before_its_checkpoint_are_gone(tmp_path: Path
         TraceWriter(storage, RUN, TRIAL, after=10)
     assert TraceWriter(storage, RUN, TRIAL).last == 0
     assert list_part_names(storage, RUN, TRIAL) == []
+
+
+def test_the_newest_writer_owns_the_trace(tmp_path: Path) -> None:
+    storage = Storage(tmp_path)
+    given_up = write(storage, 10, 20)
+    alive = TraceWriter(storage, RUN, TRIAL, after=10)
+    for action in (lambda: given_up.append(rows(21, 30)), given_up.close):
+        with pytest.raises(TraceError, match="another worker has taken over"):
+            action()
+    alive.append(rows(11, 15))
+    assert_whole(storage, 15)
+    alive.close()
+    assert storage.names(FOLDER) == ["000000001.parquet"]
 
 
 @pytest.mark.parametrize("damage", ["torn", "empty", "foreign"])
