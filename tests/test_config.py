@@ -110,7 +110,7 @@ def test_every_variant_is_complete_with_its_defaults_and_refuses_a_strange_optio
         for option, p in options.items()
     }
     assert trial_config(needs, {key: {"name": name}}) == config
-    with pytest.raises(ConfigError, match=f"unknown option of {key.split('.')[-1]} '{name}' 'zzz'"):
+    with pytest.raises(ConfigError, match=f"unknown option of {key.rpartition('.')[2]} '{name}' 'zzz'"):
         trial_config({}, {key: {"name": name, "zzz": 1}})
 
 
