@@ -31,7 +31,7 @@ class Catalogue:
     def __init__(self, url: str) -> None:
         try:
             self.url = sa.make_url(url)
-        except sa.exc.ArgumentError as error:
+        except (sa.exc.ArgumentError, ValueError) as error:
             known = "sqlite:///FILE, postgresql://USER@HOST/NAME"
             raise CatalogueError(f"the database's URL can't be read; known: {known}") from error
         if self.url.get_backend_name() in ("postgresql", "postgres"):

@@ -1,11 +1,12 @@
 """A tiny real store for tests of what reads: a catalogue and traces as a driver leaves them."""
 
+import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,10 @@ from study import catalogue as tables
 from study.catalogue import Catalogue
 from study.storage import Storage
 from study.traces import TraceWriter
+
+if TYPE_CHECKING:
+    from study.config import TrialConfig
+    from study.data import Tokens
 
 ARMS = (
     ("Pre-Norm | Gradient Clip=10 | Run 1", "pre", 10.0),
@@ -177,3 +182,32 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'gradnorm.db'}"
     return request.getfixturevalue("postgresql_server").new_database()
+
+
+@pytest.fixture(scope="session")
+def shrink() -> Callable[..., "TrialConfig"]:
+    """The figure's trial, cut down to milliseconds a step; dotted overrides on top, as an arm has them."""
+    import torch
+
+    from study.config import load_study
+    from study.config import trial_config as resolve
+
+    torch.set_num_threads(1)  # one order of summation, so that bits can be compared
+    small = {
+        "model.d_model": 16, "model.num_layers": 2, "model.num_heads": 2, "model.context_length": 12,
+        "schedule.warmup_steps": 4, "batch_size": 4, "steps": 20,
+    }  # fmt: skip
+    figure = load_study("figure")
+
+    def shrunk(overrides: dict[str, Any] | None = None, **settings: Any) -> "TrialConfig":
+        return resolve(figure.trial, small | settings | (overrides or {}), "test")
+
+    return shrunk
+
+
+@pytest.fixture(scope="session")
+def text() -> "Tokens":
+    """A small corpus of real text: one file of the standard library, as bytes."""
+    from study.data import load_corpus
+
+    return load_corpus({"name": "text", "path": argparse.__file__})
