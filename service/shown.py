@@ -152,6 +152,9 @@ def settings(trial: Row, differing: Sequence[str]) -> list[tuple[str, str, bool]
     return [(name, setting(value), name in differing) for name, value in flat.items()]
 
 
+COUNTED = ("steps", "spikes", "drops", "%", "nats")  # units that a number needs beside it
+
+
 def summary(trial: Row) -> list[tuple[str, str, str]]:
     """A trial's stability numbers: name, value with its unit (or why there is none), definition."""
     from study.glossary import metric_of
@@ -162,7 +165,7 @@ def summary(trial: Row) -> list[tuple[str, str, str]]:
     for name, value in numbers.items():
         try:
             metric = metric_of(name)
-            definition, unit = metric.definition, metric.unit if metric.unit not in ("1", "") else ""
+            definition, unit = metric.definition, metric.unit if metric.unit in COUNTED else ""
         except ValueError:  # recorded by a version that knows more
             definition = unit = ""
         if value is None:

@@ -117,12 +117,19 @@ export function symlog(curves) {
   return { to: (y) => (y === null ? null : Math.asinh(y / unit)), from: (t) => Math.sinh(t) * unit, unit };
 }
 
-function symlogTicks(bend, low, high) {
-  const values = [0];
-  for (let size = 10 ** Math.floor(Math.log10(bend.unit)); bend.to(size) <= Math.max(Math.abs(low), Math.abs(high)); size *= 10) values.push(size, -size);
-  const shown = values.filter((value) => bend.to(value) >= low && bend.to(value) <= high).sort((a, b) => a - b);
-  return { tickvals: shown.map(bend.to), ticktext: shown.map((value) => Number(value.toPrecision(2)).toString()) };
+// Round values of either sign between `low` and `high`: 1, 2, 5 of each decade, or whole decades where there are many.
+function roundValues(low, high, least) {
+  const [first, last] = [Math.floor(Math.log10(least)), Math.ceil(Math.log10(Math.max(Math.abs(low), Math.abs(high), least)))];
+  const steps = last - first > 4 ? [1] : [1, 2, 5];
+  const sizes = [];
+  for (let power = first; power <= last && sizes.length < 200; power++) sizes.push(...steps.map((step) => step * 10 ** power));
+  return [...sizes.map((size) => -size).reverse(), 0, ...sizes].filter((value) => value >= low && value <= high);
 }
+
+const ticks = (values, to) => ({
+  tickvals: values.map(to),
+  ticktext: values.map((value) => (Math.abs(value) >= 1e5 || (value && Math.abs(value) < 1e-3) ? value.toExponential(0) : Number(value.toPrecision(2)).toString())),
+});
 
 const X_TITLES = { step: "Training step", tokens: "Tokens", time: "Time at mean pace (seconds)" };
 
@@ -144,15 +151,15 @@ export function picture(curves, clipped, { axis, metric, yscale, cycles, range }
       trace.y = trace.y.map(bend.to);
       trace.hovertemplate = trace.hovertemplate?.replace("%{y:", "%{customdata:");
     }
-    const bent = data.flatMap((trace) => (trace.yaxis === "y2" ? [] : trace.y)).filter((y) => y !== null);
-    Object.assign(yaxis, symlogTicks(bend, Math.min(...bounds(bent)), Math.max(...bounds(bent))));
   }
+  const [low, high] = reach(curves, range, scale === "log");
+  if (scale === "log" && high >= 2.5 * low) Object.assign(yaxis, ticks(roundValues(low, high, low), (value) => value));
+  if (bend) Object.assign(yaxis, ticks(roundValues(low, high, bend.unit), bend.to));
   if (metric.fromZero && scale === "linear") yaxis.rangemode = "tozero";
   const to = scale === "log" ? (y) => (y > 0 ? Math.log10(y) : null) : (bend?.to ?? ((y) => y));
   const sides = [range.ymin, range.ymax].map((side) => (side === "" ? null : to(Number(side))));
   if (sides[0] !== null || sides[1] !== null) Object.assign(yaxis, { range: sides, autorange: sides[0] === null ? "min" : sides[1] === null ? "max" : false });
-  const xaxis = { ...common, title: { text: X_TITLES[axis], standoff: 8 }, separatethousands: true };
-  if (range.x) Object.assign(xaxis, { range: range.x, autorange: false });
+  const xaxis = { ...common, title: { text: X_TITLES[axis], standoff: 8 }, separatethousands: true, range: range.x, autorange: false };
   const layout = {
     xaxis, yaxis,
     yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true },
@@ -167,11 +174,18 @@ export function picture(curves, clipped, { axis, metric, yscale, cycles, range }
   return { data, layout, back: scale === "log" ? (y) => 10 ** y : (bend?.from ?? ((y) => y)) };
 }
 
-function bounds(values) {
-  let low = Infinity, high = -Infinity;
-  for (const value of values) {
-    if (value < low) low = value;
-    if (value > high) high = value;
+// The least and greatest value in sight; of positive ones, for a log axis.
+function reach(curves, range, positive) {
+  let [low, high] = [Infinity, -Infinity];
+  for (const curve of curves) {
+    for (const value of [...curve.value, ...(curve.high?.value ?? []), ...(curve.low?.value ?? [])]) {
+      if (value === null || (positive && value <= 0)) continue;
+      if (value < low) low = value;
+      if (value > high) high = value;
+    }
   }
-  return values.length ? [low, high] : [0, 1];
+  if (range.ymin !== "") low = Number(range.ymin);
+  if (range.ymax !== "") high = Number(range.ymax);
+  if (!(low <= high)) return [1, 10];
+  return positive ? [low / 1.3, high * 1.3] : [low, high];
 }

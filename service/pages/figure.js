@@ -3,7 +3,10 @@ import { State } from "./state.js";
 import { Legend } from "./legend.js";
 import { isDark, picture } from "./draw.js";
 
-const CONFIG = { displaylogo: false, responsive: true, doubleClick: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "resetScale2d", "toImage"] };
+const CONFIG = {
+  displaylogo: false, responsive: true, doubleClick: false, modeBarButtons: [["zoom2d", "pan2d"], ["zoomIn2d", "zoomOut2d"]],
+  displayModeBar: matchMedia("(pointer: coarse)").matches ? false : "hover",
+};
 const MAX_POINTS = 60_000; // of all lines together, so that drawing them stays quick
 const LIVE_PAUSE = 2000; // milliseconds between two looks at a live run
 
@@ -21,6 +24,7 @@ export class Figure {
     this.whole = find(".whole");
     this.legend = new Legend(find(".legend"), this.cycles, (keys) => this.hide(keys));
     this.answers = null;
+    this.looks = 0;
     this.state.onChange(() => this.changed());
     this.whole.addEventListener("click", () => this.zoom({ from: "", to: "", ymin: "", ymax: "" }));
     find(".copy").addEventListener("click", () => this.copy(find(".copied")));
@@ -35,6 +39,7 @@ export class Figure {
 
   async refresh() {
     this.links();
+    this.section.querySelector(".view").hidden = this.state.metric.onlyPicture;
     if (this.state.metric.onlyPicture || this.state.get("view") === "picture") return this.showPicture();
     return this.showChart();
   }
@@ -43,9 +48,11 @@ export class Figure {
     this.show(this.image);
     this.sampled.textContent = "";
     this.legend.show([], new Set());
-    const source = this.state.picture("png", { ...this.inSight(), ...(isDark() ? { theme: "dark" } : {}) });
-    // The browser would take a picture that it has for the present one.
-    if (this.image.getAttribute("src") !== source || this.live) this.image.src = this.live ? `${source}${source.includes("?") ? "&" : "?"}at=${Date.now()}` : source;
+    const width = Math.max(340, Math.min(1000, this.box.clientWidth - 10)); // its text keeps its size on a phone
+    const shape = width < 1000 ? { width, height: Math.round(Math.max(360, width * 0.6)) } : {};
+    const source = this.state.picture("png", { ...this.inSight(), ...shape, ...(isDark() ? { theme: "dark" } : {}) });
+    // Of the same address the browser would show what it has; a part after # is none of the service's business.
+    this.image.src = this.live ? `${source}#${this.looks++}` : source;
   }
 
   async showChart() {
@@ -105,8 +112,12 @@ export class Figure {
   range(axis) {
     const [from, to] = [this.state.get("from"), this.state.get("to")];
     const [, most] = this.scales(axis);
-    const steps = this.answers.curves.flatMap((curve) => [curve.step[0], curve.step.at(-1)]).filter((step) => step !== undefined);
-    const x = from === "" && to === "" ? null : [(from === "" ? Math.min(...steps) : Number(from)) * most, (to === "" ? Math.max(...steps) : Number(to)) * most];
+    const { curves } = this.answers;
+    const ends = curves.flatMap((curve) => [curve.step[0], curve.step.at(-1)].map((step) => step * (axis === "step" ? 1 : curve.scale[axis])));
+    const x = [from === "" ? Math.min(...ends) : Number(from) * most, to === "" ? Math.max(...ends) : Number(to) * most];
+    const room = (x[1] - x[0]) * 0.015 || 1;
+    if (from === "") x[0] -= room;
+    if (to === "") x[1] += room;
     return { x, ymin: this.state.get("ymin"), ymax: this.state.get("ymax") };
   }
 
