@@ -44,7 +44,10 @@ class ProblemPages:
                 head["Content-Type"] = "text/html; charset=utf-8"
                 head["Content-Length"] = str(len(content))
                 await send(start)
-                message = {"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else content}
+                message = {
+                    "type": "http.response.body",
+                    "body": b"" if scope["method"] == "HEAD" else content,
+                }
             await send(message)
 
         return await self.app(scope, receive, answer)

@@ -119,7 +119,9 @@ async def run_page(request: Request, context: Ctx, identifier: Id) -> Response:
         selection = context.store.find(identifier)
         if not selection.by_name:  # a page that stays open goes on showing the run that it was opened for
             query = f"?{request.url.query}" if request.url.query else ""
-            return RedirectResponse(f"/ui/runs/{selection.run['id']}{query}", 307, {"Cache-Control": "no-store"})
+            return RedirectResponse(
+                f"/ui/runs/{selection.run['id']}{query}", 307, {"Cache-Control": "no-store"}
+            )
         values = shared_by_both(context, request, selection)
         if selection.narrow:
             return values | trial_values(context, selection)
