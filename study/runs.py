@@ -4,6 +4,7 @@ Everything that can be refused is refused before anything is made.
 """
 
 import re
+import shutil
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from study.space import Plan, plan_trials, trial_resources
 from study.storage import Storage
 from study.tables import plan_table, print_results
 
+CHECKPOINT_BYTES = 12  # a parameter: weight and two moments in float32
 RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
 
@@ -78,8 +80,9 @@ def start_run(name: str, overrides: list[str], run_id: str | None, place: Place,
     identities = [tokens.identity for tokens in data]
     catalogue.add_run(run_row(study, settings, identities), [trial_row(job, run_id) for job in jobs])
     console.print(f"run {run_id}: {len(jobs)} trials of study {study.name}", highlight=False)
+    _warn_of_a_full_disk(storage, jobs, console)
     run_jobs(study, jobs, settings, nodes)
-    return print_results(console, catalogue, run_id)
+    return _conclude(run_id, place, console)
 
 
 def resume_run(run_id: str, place: Place, console: Console) -> int:
@@ -115,8 +118,34 @@ def resume_run(run_id: str, place: Place, console: Console) -> int:
         run["id"], {"status": "running", "host": driver_name(), "heartbeat": now, "ended_at": None}
     )
     console.print(f"run {run['id']} goes on: {len(jobs)} trials are left", highlight=False)
+    _warn_of_a_full_disk(place.storage, jobs, console)
     run_jobs(study, jobs, settings, nodes, attempts)
-    return print_results(console, place.catalogue, run["id"])
+    return _conclude(run["id"], place, console)
+
+
+def _warn_of_a_full_disk(storage: Storage, jobs: list[Job], console: Console) -> None:
+    """Say it before the end comes: each trial keeps one checkpoint, and two for a moment."""
+    if not storage.is_local:
+        return
+    needed = sum(job.estimate.num_parameters for job in jobs) * CHECKPOINT_BYTES
+    free = shutil.disk_usage(storage.root).free
+    if free < 2 * needed:
+        console.print(
+            f"warning: checkpoints will take about {needed / 2**20:,.0f} MiB; "
+            f"{storage.root} has {free / 2**20:,.0f} MiB left",
+            style="yellow",
+        )
+
+
+def _conclude(run_id: str, place: Place, console: Console) -> int:
+    status = print_results(console, place.catalogue, run_id)
+    sizes = {"trace": 0, "checkpoint": 0}
+    for trial in place.catalogue.trials(run_id):
+        for kind in sizes:
+            sizes[kind] += place.storage.size(f"{run_id}/{trial['id']}/{kind}")
+    traces, checkpoints = (size / 2**20 for size in sizes.values())
+    console.print(f"on disk: traces {traces:,.1f} MiB, checkpoints {checkpoints:,.1f} MiB", highlight=False)
+    return status
 
 
 def _jobs_of(rows: list[dict[str, Any]]) -> tuple[list[Job], list[Tokens]]:
