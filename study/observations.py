@@ -115,7 +115,7 @@ def _difference(entry: Mapping[str, Any], num_compared: int) -> dict[str, Any]:
 
 
 def _extremes(described: Sequence[Described]) -> list[dict[str, Any]]:
-    peaked = [arm for arm in described if "peak_grad_norm" in arm["metrics"]]
+    peaked = [arm for arm in described if {"peak_grad_norm", "peak_step"} <= arm["metrics"].keys()]
     if len(peaked) < 2:
         return []
     ordered = sorted(peaked, key=lambda arm: arm["metrics"]["peak_grad_norm"]["mean"])

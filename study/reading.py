@@ -121,7 +121,7 @@ def _lr_sensitivities(arms: Sequence[Arm]) -> list[dict[str, Any]]:
         for arm in group:
             losses = statistics.sample(arm["trials"], "counted_loss").values
             starts = statistics.sample(arm["trials"], "initial_loss").values
-            for seed in losses:
+            for seed in losses.keys() & starts.keys():
                 by_seed.setdefault(seed, []).append((float(arm["fields"][LR]), losses[seed], starts[seed]))
         values = []
         for runs in by_seed.values():
