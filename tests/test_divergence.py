@@ -117,5 +117,10 @@ def test_a_long_trial_is_judged_by_its_last_hundred_steps() -> None:
     losses = [5.0] + [1.0] * 4900 + [9.0] * FINAL_STEPS
     assert watch.scan(rows(losses)) is None
     assert watch.at_the_end(5001) is not None
-    watch.scan(rows(losses + [1.0] * FINAL_STEPS))
-    assert watch.at_the_end(5101) is None
+    # The mean over exactly the last hundred is a hair above the first loss, over 99 of them below it.
+    watch = DivergenceWatch(10, scaled=False)
+    assert watch.scan(rows([5.0] + [1.0] * 4900 + [15.0] + [4.9] * (FINAL_STEPS - 1))) is None
+    assert watch.at_the_end(5001) is not None
+    watch = DivergenceWatch(10, scaled=False)
+    assert watch.scan(rows([5.0] + [1.0] * 4899 + [15.0] + [4.9] * FINAL_STEPS)) is None
+    assert watch.at_the_end(5000) is None
