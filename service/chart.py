@@ -67,7 +67,9 @@ class CurveAnswer(Line):
     seeds: list[int]
     num_total: int
     sampled: bool
-    scale: dict[Literal["tokens", "time"], float] = Field(description="What one step is in tokens, in seconds")
+    scale: dict[Literal["tokens", "time"], float] = Field(
+        description="What one step is in tokens, in seconds"
+    )
     high: Line | None = Field(None, description="Upper side of the band over seeds")
     low: Line | None = None
     smooth: Line | None = None
@@ -94,7 +96,9 @@ class CurveOptions(BaseModel):
 
     model_config = ConfigDict(populate_by_name=True)
 
-    metric: str = Field(default="grad_norm", min_length=1, max_length=200, description="A column of the trace")
+    metric: str = Field(
+        default="grad_norm", min_length=1, max_length=200, description="A column of the trace"
+    )
     trials: str | None = Field(default=None, max_length=4000, description="Ids or numbers, by commas")
     where: list[Annotated[str, Field(max_length=200)]] = Field(default_factory=list, max_length=16)
     group_by: str = Field(default="arm", max_length=100, description="`arm`, `trial`, or a config field")
@@ -217,7 +221,7 @@ def curve(trials: Sequence[TrialTrace], options: CurveOptions) -> Row:
         line, low, high, _ = aggregate(every, options.band)
     shown = line.cut(options.first, options.last)
     kept = shown.sampled(options.points)
-    places = [place for place in map(lambda trial: diverged(trial, options), trials) if place]
+    places = [place for trial in trials if (place := diverged(trial, options))]
     return {
         **points(kept),
         "trials": [trial.row["id"] for trial in trials],
@@ -227,9 +231,7 @@ def curve(trials: Sequence[TrialTrace], options: CurveOptions) -> Row:
         "scale": {name: scale_of(trials[0].row, Axis(name)) for name in ("tokens", "time")},
         "high": side(high, options),
         "low": side(low, options),
-        "smooth": side(smoothed(line, options.smooth), options)
-        if options.smooth > 1 and len(line)
-        else None,
+        "smooth": side(smoothed(line, options.smooth), options) if options.smooth > 1 and len(line) else None,
         "diverged": places,
         "nonfinite": [gap for trial in trials for gap in gaps(trial, options)],
     }
@@ -243,8 +245,10 @@ def side(series: Series | None, options: CurveOptions) -> Row | None:
 
 
 def points(series: Series) -> Row:
-    values = series.values.astype(float)
-    return {"step": series.steps.tolist(), "value": np.where(np.isfinite(values), values, None).tolist()}
+    values: list[float | None] = series.values.astype(float).tolist()
+    for place in np.flatnonzero(~np.isfinite(series.values)).tolist():
+        values[place] = None
+    return {"step": series.steps.tolist(), "value": values}
 
 
 def diverged(trial: TrialTrace, options: CurveOptions) -> Row | None:

@@ -65,7 +65,11 @@ class Figure:
 
 
 def figure(
-    store: Store, selections: Sequence[Selection], given: QueryParams, base: str, fixed: dict[str, str] | None = None
+    store: Store,
+    selections: Sequence[Selection],
+    given: QueryParams,
+    base: str,
+    fixed: dict[str, str] | None = None,
 ) -> Figure:
     """The chart of these runs in the state that a URL describes."""
     from service.style import THEMES
@@ -112,9 +116,7 @@ def choices_of(store: Store, selections: Sequence[Selection]) -> list[Choice]:
     for name, plot in PLOTS.items():
         if plot.draw is lines:
             drawn.append(
-                Choice(
-                    plot.columns[0], plot.title, name, True, plot.ylabel, plot.yscale, plot.from_zero
-                )
+                Choice(plot.columns[0], plot.title, name, True, plot.ylabel, plot.yscale, plot.from_zero)
             )
         else:
             pictures.append(Choice(name, plot.title, name, False))
@@ -152,6 +154,5 @@ def fewer(trials: Sequence[dict[str, Any]]) -> tuple[str, dict[str, str]]:
 
     best = sorted(arms.values(), key=loss)[:FEWER]
     names = ",".join(row["id"] for rows in best for row in rows)
-    return f"{len(arms)} arms; at first the {FEWER} with the lowest final loss. Choose others by filter or trials.", {
-        "trials": names
-    }
+    hint = f"{len(arms)} arms: at first the {FEWER} with the lowest final loss; choose others by filter or trials"
+    return hint, {"trials": names}

@@ -25,9 +25,7 @@ def sparkline(store: Store, selection: Selection) -> str:
     chosen = list(rows.values())[:NUM_LINES]
     every = [store.read(selection.run, row, [METRIC])[METRIC].sampled(NUM_POINTS) for row in chosen]
     shapes = [
-        shape
-        for line, color in zip(lines(every), COLORS, strict=False)
-        for shape in drawn(*line, color)
+        shape for line, color in zip(lines(every), COLORS, strict=False) for shape in drawn(*line, color)
     ]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" '
