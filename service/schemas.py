@@ -152,3 +152,10 @@ class Health(BaseModel):
     """The process answers."""
 
     status: Literal["ok"] = "ok"
+
+
+class Readiness(BaseModel):
+    """The catalogue can be read; `empty` before the first run."""
+
+    status: Literal["ok"] = "ok"
+    catalogue: Literal["empty", "ready"]

@@ -68,9 +68,10 @@ class Bookkeeper:
             new, run, changes = self._new, self._run, self._trials
             self._new, self._run, self._trials = [], {}, {}
             if now - self._beat >= HEARTBEAT_SECONDS:
-                run = {"heartbeat": now} | run
+                # Over one that waited out an outage: else what comes back alive would read as lost.
+                run = run | {"heartbeat": now}
                 for trial_id in self._alive:
-                    changes[trial_id] = {"heartbeat": now} | changes.get(trial_id, {})
+                    changes[trial_id] = changes.get(trial_id, {}) | {"heartbeat": now}
         try:
             if new or run or changes:
                 self.catalogue.save(self.run_id, run, new, changes)

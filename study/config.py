@@ -105,6 +105,10 @@ class ModelSection(ModelConfig):
     relaxation: RelaxationSpec = "none"  # type: ignore[assignment]
 
 
+# Validated, so that its variants have all their options filled in; an instance as a default is not.
+DEFAULT_MODEL = TypeAdapter(ModelSection).validate_python({})
+
+
 class RecordSection(Section):
     """What is recorded beside the core columns, and how often."""
 
@@ -125,7 +129,7 @@ class ValidationSection(Section):
 class TrialConfig(Section):
     """One training, complete."""
 
-    model: ModelSection = ModelSection()
+    model: ModelSection = DEFAULT_MODEL
     clip: ClipSpec = {"name": "global_norm"}
     guard: GuardSpec = {"name": "skip_nonfinite"}
     optimizer: OptimizerSpec = {"name": "adamw"}
@@ -192,7 +196,11 @@ def parse_value(text: str) -> Any:
     try:
         return yaml.load(text, _Loader)  # noqa: S506 (a SafeLoader)
     except yaml.YAMLError as error:
-        raise ConfigError(f"value '{text}' isn't YAML: {error}") from error
+        raise ConfigError(f"value '{text}' isn't YAML: {_one_line(error)}") from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def presets() -> list[str]:
@@ -224,7 +232,7 @@ def load_study(name: str, overrides: Sequence[str] = ()) -> StudyConfig:
     try:
         raw = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506
     except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"study file '{name}' can't be read: {error}") from error
+        raise ConfigError(f"study file '{name}' can't be read: {_one_line(error)}") from error
     if not isinstance(raw, dict):
         raise ConfigError(f"study file '{name}' must hold a mapping of sections, got {type(raw).__name__}")
     raw.setdefault("name", path.stem)
@@ -255,7 +263,7 @@ def trial_config(trial: Mapping[str, Any], overrides: Mapping[str, Any], where: 
     raw = copy.deepcopy(dict(trial))
     for key, value in overrides.items():
         set_dotted(raw, key, copy.deepcopy(value))
-    if "vocab_size" in raw.get("model", {}):
+    if isinstance(raw.get("model"), Mapping) and "vocab_size" in raw["model"]:
         raise ConfigError(f"vocab_size comes from the data; leave it out ({where})")
     data = raw.get("data")
     if isinstance(data, dict) and "path" in data and data.get("name", "stdlib") == "stdlib":
@@ -297,7 +305,7 @@ def _explain(section: type[BaseModel], error: ValidationError, where: str) -> st
     place = ".".join(location)
     if where:
         place = f"{where}.{place}" if where.endswith(": trial") else f"{where}: {place}"
-    if first["type"] == "extra_forbidden":
+    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         known = _known_keys(section, location[:-1])
         return str(unknown("key", location[-1], known, place))
     message = first["msg"].removeprefix("Value error, ")

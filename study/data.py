@@ -171,13 +171,14 @@ def masked_pairs(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Inputs and targets of masked prediction: `fraction` of the positions hidden, only they are targets.
 
-    At least one position a batch is hidden, so that the loss is never a mean over nothing.
+    At least one position of every sequence is hidden, so that no micro-batch's loss is a mean over
+    nothing.
     """
     inputs = window[:, :-1].copy()
     random = np.random.default_rng([seed, step, 1])
     hidden = random.random(inputs.shape) < fraction
-    if not hidden.any():
-        hidden[0, random.integers(inputs.shape[1])] = True
+    bare = np.flatnonzero(~hidden.any(axis=1))
+    hidden[bare, random.integers(inputs.shape[1], size=len(bare))] = True
     targets = np.where(hidden, inputs, IGNORED)
     inputs[hidden] = mask_token
     return inputs, targets

@@ -32,6 +32,7 @@ from study.config import ConfigError, StudyConfig
 from study.estimates import Estimate
 from study.progress import Line, Progress
 from study.space import Plan, trial_resources
+from study.storage import Storage
 from study.worker import run_trial
 
 ENDED = ("finished", "diverged", "pruned", "failed")
@@ -227,6 +228,7 @@ def run_jobs(
     `attempts`: how often each trial was started before.
     """
     wanted = trial_resources(study, nodes)
+    storage = Storage(settings.storage)
     lines = {
         job.plan.trial_id(settings.run_id): Line(_shown_name(study, job.plan), job.plan.config.steps)
         for job in jobs
@@ -258,7 +260,9 @@ def run_jobs(
             ),
             run_config=tune.RunConfig(
                 name=f"tune-{time.strftime('%Y%m%d-%H%M%S')}",  # Tune overwrites a name that exists
-                storage_path=f"{settings.storage}/{settings.run_id}",
+                # The file system that was checked, not one that Ray would make of the address again.
+                storage_path=storage.path(settings.run_id),
+                storage_filesystem=None if storage.is_local else storage.fs,
                 failure_config=tune.FailureConfig(max_failures=study.max_failures),
                 callbacks=[events],
                 verbose=0,

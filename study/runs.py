@@ -67,6 +67,7 @@ def start_run(name: str, overrides: list[str], run_id: str | None, place: Place,
     if not RUN_ID.fullmatch(run_id) or run_id == "latest":
         raise ConfigError(f"run id '{run_id}' must be 1 to 64 of a-z, 0-9 and '-', not '-' first (--run-id)")
     storage, catalogue = place.storage, place.catalogue
+    catalogue.update()
     if storage.exists(run_id) or (catalogue.is_there() and catalogue.run(run_id)):
         raise ConfigError(f"run '{run_id}' exists already in {storage.uri} (--run-id)")
     nodes = connect(place.address)
@@ -87,6 +88,7 @@ def resume_run(run_id: str, place: Place, console: Console) -> int:
     It is rebuilt from the catalogue and the checkpoints; Ray's own record of the experiment is not
     needed, so nothing in it can be stale. A run whose driver is alive is refused.
     """
+    place.catalogue.update()
     run = find_run(run_id, place)
     if is_driving(run):
         raise ConfigError(f"run '{run['id']}' is being driven on {run['host']} (--resume)")

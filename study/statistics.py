@@ -14,7 +14,7 @@ to where it broke.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ from scipy import special, stats
 from study.glossary import metric_of
 
 LEVEL = 0.95
+PERCENT = 95
 POWER = 0.8
 MOST_SEEDS = 10_000
 MIN_BOOTSTRAP = 10
@@ -113,7 +114,7 @@ def estimate(values: Sequence[float]) -> Estimate:
     smallest, largest = float(array.min()), float(array.max())
     if n == 1:
         return Estimate(1, mean, median, smallest=smallest, largest=largest)
-    low, high = _interval(array)
+    low, high = interval(array)
     low = max(low, 0.0) if smallest >= 0 else low
     return Estimate(n, mean, median, low, high, float(array.std(ddof=1)), smallest, largest)
 
@@ -122,7 +123,8 @@ def _quantile(probability: float, freedom: float) -> float:
     return float(special.stdtrit(freedom, probability))
 
 
-def _interval(array: np.ndarray) -> tuple[float, float]:
+def interval(array: np.ndarray) -> tuple[float, float]:
+    """Student's 95 % interval of the mean of `array` [n], n > 1."""
     half = _quantile((1 + LEVEL) / 2, len(array) - 1) * array.std(ddof=1) / math.sqrt(len(array))
     return float(array.mean() - half), float(array.mean() + half)
 
@@ -142,8 +144,21 @@ def needed_pairs(differences: np.ndarray) -> int | None:
 
     def is_enough(m: int) -> bool:
         quantiles = _quantile((1 + LEVEL) / 2, m - 1) + _quantile(POWER, m - 1)
-        return mean * math.sqrt(m) >= quantiles * deviation
+        return bool(mean * math.sqrt(m) >= quantiles * deviation)
 
+    return _smallest(is_enough)
+
+
+def needed_for_width(half_width: float, n: int, wanted: float) -> int | None:
+    """Pairs at which a t interval that is +- `half_width` at n pairs would be +- `wanted`."""
+    if n < 2 or wanted <= 0 or half_width <= 0:
+        return None
+    deviation = half_width * math.sqrt(n) / _quantile((1 + LEVEL) / 2, n - 1)
+    return _smallest(lambda m: _quantile((1 + LEVEL) / 2, m - 1) * deviation <= wanted * math.sqrt(m))
+
+
+def _smallest(is_enough: Callable[[int], bool]) -> int | None:
+    # The smallest number of seeds from 2 on, by bisection; None where the most aren't enough.
     if not is_enough(MOST_SEEDS):
         return None
     below, enough = 1, MOST_SEEDS
@@ -177,8 +192,8 @@ def compare(
     ratio = math.exp(ratios.mean()) if log else None
     if n == 1:
         return Comparison(1, float(difference[0]), ratio=ratio)
-    low, high = _interval(difference)
-    ratio_low, ratio_high = (_exp(end) for end in _interval(ratios)) if log else (None, None)
+    low, high = interval(difference)
+    ratio_low, ratio_high = (_exp(end) for end in interval(ratios)) if log else (None, None)
     bootstrap = bootstrap_intervals(difference[None, :])[0] if n >= MIN_BOOTSTRAP else (None, None)
     needed = needed_pairs(ratios)
     mean = float(difference.mean())
@@ -196,9 +211,9 @@ def _unpaired(left: list[float], right: list[float]) -> Comparison:
         p = 1.0 if difference == 0 else 0.0
         return Comparison(n, difference, difference, difference, p=p, method="Welch t")
     result = stats.ttest_ind(left, right, equal_var=False)
-    interval = result.confidence_interval(LEVEL)
+    bounds = result.confidence_interval(LEVEL)
     return Comparison(
-        n, difference, float(interval.low), float(interval.high), p=float(result.pvalue), method="Welch t"
+        n, difference, float(bounds.low), float(bounds.high), p=float(result.pvalue), method="Welch t"
     )
 
 
@@ -230,8 +245,8 @@ def wilson(count: int, n: int) -> tuple[float, float]:
     """Wilson's 95 % interval of a proportion; (0, 1) of nothing."""
     if n == 0:
         return 0.0, 1.0
-    interval = stats.binomtest(count, n).proportion_ci(LEVEL, method="wilson")
-    return float(interval.low), float(interval.high)
+    bounds = stats.binomtest(count, n).proportion_ci(LEVEL, method="wilson")
+    return float(bounds.low), float(bounds.high)
 
 
 def needed_trials(count: int, n: int) -> int | None:

@@ -24,6 +24,7 @@ from study.storage import Storage
 
 FORMAT_VERSION = 1
 MAX_PARTS = 64
+LISTINGS = 5  # at most, for one answer, while a writer merges what a listing named
 
 # Types of the columns that the contract names; every other column is float32.
 COLUMN_TYPES = {"step": pa.int32(), "skipped": pa.bool_()}
@@ -92,22 +93,40 @@ def read_trace(
     `columns` limits what is read; `step` is always there. Columns that a part lacks are null in its
     rows. Parts that can't be read are named in `unreadable` and left out.
     """
+    for _ in range(LISTINGS - 1):
+        try:
+            return _read_listed(storage, run_id, trial_id, columns, first, last)
+        except FileNotFoundError:
+            continue  # merged away since the listing, into a part that may have been read before that
+    return _read_listed(storage, run_id, trial_id, columns, first, last, final=True)
+
+
+def _read_listed(
+    storage: Storage,
+    run_id: str,
+    trial_id: str,
+    columns: Sequence[str] | None,
+    first: int,
+    last: int | None,
+    final: bool = False,
+) -> Trace:
+    """What one listing of the parts leads to; FileNotFoundError, unless `final`, if one is gone by then."""
     folder = trace_folder(run_id, trial_id)
     tables: list[pa.Table] = []
     unreadable: list[str] = []
     present: dict[str, None] = {}
     seen = first - 1
     names = list_part_names(storage, run_id, trial_id)
-    for name, following in zip(names, [*names[1:], None], strict=True):
+    for index, name in enumerate(names):
         if last is not None and int(name[:9]) > last:
             break
-        if following is not None and int(following[:9]) <= first:
+        if index + 1 < len(names) and int(names[index + 1][:9]) <= first:
             continue  # the next part begins at or before what is asked for
         try:
             table = _read_part(storage, f"{folder}/{name}", columns, present)
-        except FileNotFoundError:
-            continue  # merged away since the listing: its rows are in the part before it
         except (pa.ArrowException, OSError, KeyError) as error:
+            if isinstance(error, FileNotFoundError) and not final:
+                raise
             unreadable.append(f"{name}: {error}")
             continue
         steps = table.column("step").to_numpy()

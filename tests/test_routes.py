@@ -1,20 +1,14 @@
 """The HTTP contract: runs, trials, traces; not found and refused."""
 
 import json
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from starlette.testclient import TestClient
-
-from service.app import create_app
-from service.settings import Settings
 
 
 @pytest.fixture
-def client(store) -> Iterator[TestClient]:
-    with TestClient(create_app(Settings(storage=str(store.folder)))) as client:
-        yield client
+def client(store, client_of):
+    return client_of(store)
 
 
 def test_unknown_run_is_404(client):

@@ -14,6 +14,7 @@ from study.statistics import (
     decided_by_ratio,
     estimate,
     holm,
+    needed_for_width,
     needed_pairs,
     needed_trials,
     sample,
@@ -106,6 +107,8 @@ def test_norms_are_compared_by_ratio():
     expected = stats.ttest_rel(np.log([1.0, 2.1, 3.9]), np.log([2.0, 4.0, 8.0]))
     assert found.ratio == pytest.approx((1.0 * 2.1 * 3.9 / 64) ** (1 / 3))
     assert found.p == pytest.approx(expected.pvalue)
+    assert found.needed == compare(by_seed(np.log([1.0, 2.1, 3.9])), by_seed(np.log([2.0, 4.0, 8.0]))).needed
+    assert found.needed != compare(left, right).needed
     assert found.ratio_high == pytest.approx(math.exp(expected.confidence_interval(0.95).high))
     assert decided_by_ratio("peak_grad_norm")
     assert not decided_by_ratio("final_loss")
@@ -175,6 +178,14 @@ def test_no_number_of_seeds_is_promised_for_no_difference():
     assert needed_pairs(np.array([-1.0, 1.0])) is None
     assert needed_pairs(np.array([1e-4 - 1, 1e-4 + 1])) is None  # more than 10,000
     assert needed_pairs(np.array([1.0, 1.0])) is None
+
+
+def test_the_seeds_for_a_narrower_interval_give_that_width():
+    half = stats.t.ppf(0.975, 4) * 2.0 / math.sqrt(5)  # a deviation of 2 over 5 pairs
+    needed = needed_for_width(half, 5, 1.0)
+    assert stats.t.ppf(0.975, needed - 1) * 2.0 / math.sqrt(needed) <= 1.0
+    assert stats.t.ppf(0.975, needed - 2) * 2.0 / math.sqrt(needed - 1) > 1.0
+    assert needed_for_width(half, 5, 0.0) is None
 
 
 @pytest.mark.parametrize(("count", "n"), [(3, 3), (0, 2), (1, 1), (3, 4)])
