@@ -109,6 +109,8 @@ def check_search(study: StudyConfig, where: str) -> None:
         raise ConfigError(
             f"scheduler {search.scheduler} compares trials at equal steps; steps can't differ ({place})"
         )
+    if search.algorithm == "optuna" and any(key.split(".")[0] == "data" for key in study.space):
+        raise ConfigError(f"losses on different data don't compare; data can be in arms only ({place})")
     for objective in objectives_of(search):
         if objective.metric.endswith("val_loss") and not trial.validation.period | (
             "validation.period" in space
@@ -144,6 +146,16 @@ def _without_effect(search: SearchSection) -> list[str]:
     if search.lr_sweep is not None and not sweeps:
         found.append(f"lr_sweep has no effect without metric {LR_SENSITIVITY}")
     return found
+
+
+def notes_of(study: StudyConfig) -> list[str]:
+    """What a reader of the run must know from the beginning."""
+    if study.search.scheduler == "none":
+        return []
+    return [
+        f"scheduler {study.search.scheduler} was on: a trial that it stopped early, which is most often one "
+        "that learns slowly, could have diverged later, and that is not seen"
+    ]
 
 
 def values_of(objectives: Sequence[Objective], trials: Sequence[Row]) -> list[float] | None:

@@ -6,12 +6,18 @@ one would have suggested after the same history.
 """
 
 import importlib.util
+import warnings
 from collections.abc import Callable
 
 import numpy as np
 from optuna import samplers
+from optuna.exceptions import ExperimentalWarning
 
 from study.config import ConfigError, SearchSection
+
+warnings.filterwarnings("ignore", category=ExperimentalWarning)
+# That a diverged point is worse than any number is meant so.
+warnings.filterwarnings("ignore", message="Clip non-finite values")
 
 STARTUP_TRIALS = 10  # points at random before a model of them is made (Optuna's default)
 

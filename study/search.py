@@ -127,11 +127,11 @@ class Search(Generic[Job]):
 
     @property
     def left(self) -> int:
-        """How many points are still to be suggested; those under way are not among them."""
+        """How many points are still to come from here; those that are being run are not among them."""
         wanted = self.study.search.num_samples or 0
-        return sum(
-            wanted - self._num_points(arm) for arm in range(len(self.arms)) if arm not in self._given_up
-        )
+        open_arms = [arm for arm in range(len(self.arms)) if arm not in self._given_up]
+        known = sum(number >= 0 for _, _, number in self._begun)
+        return known + sum(wanted - self._num_points(arm) for arm in open_arms)
 
     def _num_points(self, arm: int) -> int:
         trials = self._studies[arm].get_trials(deepcopy=False)

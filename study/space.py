@@ -196,3 +196,13 @@ def trial_resources(study: StudyConfig, nodes: Iterable[Mapping[str, Any]]) -> d
         asked = ", ".join(f"{key.lower()} {value:g}" for key, value in wanted.items())
         raise ConfigError(f"a trial that takes {asked} fits on no node; the cluster has: {has} (resources)")
     return wanted
+
+
+def num_fitting(wanted: Mapping[str, float], nodes: Iterable[Mapping[str, Any]]) -> int:
+    """How many trials, each taking `wanted`, the cluster holds at once; at least one."""
+    available = [dict(node["Resources"]) for node in nodes if node["Alive"]]
+    asked = {key: value for key, value in wanted.items() if value > 0}
+    rooms = [
+        min(int(node.get(key, 0.0) / value + 1e-9) for key, value in asked.items()) for node in available
+    ]
+    return max(1, sum(rooms))
