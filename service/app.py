@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from starlette.middleware.gzip import GZipMiddleware
 
-from service import docs, events, logs, monitor, pictures, problems, routes
+from service import docs, events, logs, monitor, pictures, problems, routes, ui
 from service.context import Context
 from service.guard import Guard
 from service.settings import Settings
@@ -48,6 +48,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     # Level 1: a trace's digits pack no better for three times the time.
     app.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=1)
     app.add_middleware(Guard, monitor=context.monitor, token=token)
+    ui.install(app)
     return app
 
 
