@@ -20,7 +20,7 @@ from study.glossary import say, sentence
 from study.limits import find_limits
 from study.metrics import lr_sensitivity
 from study.observations import compare_arms, observe
-from study.selectors import Arm
+from study.selectors import Arm, flatten
 
 Reading = dict[str, Any]
 
@@ -48,6 +48,23 @@ def read(run: Mapping[str, Any], arms: Sequence[Arm]) -> Reading:
         "verdicts": [verdict.to_dict() for verdict in _verdicts(config.get("claims") or [], arms)],
         "cannot_tell": find_limits(arms, _scheduler(config)),
     }
+
+
+def arms_of(trials: Sequence[Mapping[str, Any]]) -> list[Arm]:
+    """Rows of trials, as the catalogue has them, as the arms that a reading is about."""
+    arms: dict[int, Arm] = {}
+    for row in trials:
+        arm = {"label": row["arm"], "fields": flatten(row["config"]), "trials": []}
+        arms.setdefault(row["arm_number"], arm)["trials"].append(
+            {
+                "seed": row["seed"],
+                "status": row["status"],
+                "reason": row.get("reason"),
+                "summary": row.get("summary") or {},
+                "no_ops": row.get("notes") or [],
+            }
+        )
+    return [arms[number] for number in sorted(arms)]
 
 
 def _scheduler(config: Mapping[str, Any]) -> str:

@@ -10,8 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
+from rich.markdown import Markdown
+from rich.text import Text
 
 from study.catalogue import Catalogue
+from study.claims import check as check_claims
+from study.claims import parse as parse_claims
 from study.config import ConfigError, StudyConfig, TrialConfig, load_study, study_source, trial_config
 from study.data import Tokens, load_corpus
 from study.disk import print_disk_use, warn_of_a_full_disk
@@ -19,11 +23,13 @@ from study.driver import Job, Settings, connect, driver_name, is_driving, run_jo
 from study.estimates import estimate
 from study.objectives import conclude
 from study.progress import Line, Progress
+from study.reading import arms_of, read, to_markdown
 from study.search import Away, Search
 from study.space import Plan, named_arms, plan_trials, trial_resources
 from study.storage import Storage
 from study.tables import plan_table, print_results
 
+CONTRADICTED = 3  # exit status of a run that is whole and contradicts a claim of its study
 RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
 
@@ -53,6 +59,12 @@ def plan_run(name: str, overrides: list[str]) -> tuple[StudyConfig, list[Job], d
     jobs = [make(plan) for plan in plan_trials(study, where)]
     if study.search.algorithm == "optuna":
         _load_arms_data(study, data)
+    try:
+        # A search's arms are not known before it; then claims are only read.
+        arms = arms_of([trial_row(job, "planned") for job in jobs])
+        check_claims(study.claims, arms) if arms else parse_claims(study.claims)
+    except ValueError as error:
+        raise ConfigError(f"{error} ({where}: claims)") from error
     return study, jobs, data
 
 
@@ -133,8 +145,15 @@ def _conclude(
     trials = place.catalogue.trials(run_id)
     results, notes = conclude(study, trials)
     notes = list(dict.fromkeys([*(run["notes"] or []), *(search.notes if search else []), *notes]))
-    place.catalogue.save(run_id, {"results": (run["results"] or {}) | results, "notes": notes})
+    reading = read(run, arms_of(trials))
+    results = (run["results"] or {}) | results | {"verdicts": reading["verdicts"]}
+    place.catalogue.save(run_id, {"results": results, "notes": notes})
     status = print_results(console, place.catalogue, run_id)
+    if status in (0, 1):
+        text = to_markdown(reading)
+        console.print(Markdown(text) if console.is_terminal else Text(text))
+    if status == 0 and any(verdict["verdict"] == "contradicted" for verdict in reading["verdicts"]):
+        status = CONTRADICTED
     print_disk_use(place.storage, run_id, [trial["id"] for trial in trials], console)
     return status
 
