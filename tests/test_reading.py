@@ -221,7 +221,10 @@ def test_observations_come_in_order_of_size_and_deepnorms_is_the_largest():
     text = reading["observations"][0]["text"]
     assert text.startswith("'DeepNorm' has a ")
     assert " times lower than that of 'Pre-Norm | Gradient Clip=10'" in text
-    assert reading["observations"][0]["numbers"]["value"] == pytest.approx(1 / largest["ratio"])
+    numbers = reading["observations"][0]["numbers"]
+    assert numbers["value"] == pytest.approx(1 / largest["ratio"])
+    assert numbers["low"] == pytest.approx(1 / largest["ratio_high"])
+    assert numbers["high"] == pytest.approx(1 / largest["ratio_low"])
     values = [o["numbers"]["value"] for o in reading["observations"] if " times " in o["text"]]
     assert values == sorted(values, reverse=True)
     assert len(values) > 2
@@ -305,6 +308,8 @@ def test_equal_clipped_fractions_are_confessed(clip, words):
     assert words in limit["text"]
     arms[1]["trials"][0]["summary"]["clipped_fraction"] = 0.123
     assert "equal_clipping" not in kinds(read(run(), arms))
+    other = arm("c", arms[0]["trials"], **{"model.block": "post"})  # not the clipping sets them apart
+    assert "equal_clipping" not in kinds(read(run(), [arms[0], other]))
 
 
 def test_a_spike_score_that_is_undefined_is_confessed():
@@ -315,15 +320,15 @@ def test_a_spike_score_that_is_undefined_is_confessed():
 
 
 def test_pruned_failed_and_open_trials_and_the_scheduler_are_confessed():
-    statuses = ["pruned", "failed", "running", "pending"]
+    statuses = ["pruned", "pruned", "failed", "running", "pending"]
     trials = [trial(s) for s in range(5)] + [trial(s + 5, status=status) for s, status in enumerate(statuses)]
     reading = read(run(scheduler={"name": "asha"}), [arm("a", trials)])
     texts = [limit["text"] for limit in reading["cannot_tell"]]
-    assert texts[0].startswith("1 of 9 trials were pruned")
-    assert texts[1].startswith("1 of 9 trials failed")
-    assert texts[2].startswith("2 of 9 trials have not ended")
+    assert texts[0].startswith("2 of 10 trials were pruned")
+    assert texts[1].startswith("1 of 10 trials failed")
+    assert texts[2].startswith("2 of 10 trials have not ended")
     assert "scheduler 'asha'" in texts[3]
-    assert reading["arms"][0]["statuses"]["pruned"] == 1
+    assert reading["arms"][0]["statuses"]["pruned"] == 2
 
 
 def test_half_precision_without_an_overflow_is_confessed():
