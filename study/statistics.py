@@ -31,6 +31,7 @@ PERCENT = 95
 POWER = 0.8
 MOST_SEEDS = 10_000
 MIN_BOOTSTRAP = 10
+ROUNDING = 1e-12  # of a mean; what was recorded in float32 can't vary by less
 NUM_RESAMPLES = 999
 LOSSES = ("final_loss", "best_loss", "final_val_loss", "best_val_loss")
 COUNTED = ("finished", "diverged")  # a pruned, failed or running trial says nothing whole
@@ -124,11 +125,13 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def moments(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and sample standard deviation (0 for one value)."""
+    """Mean and sample standard deviation, which is 0 for one value and where only rounding differs."""
     n = len(values)
     mean = math.fsum(values) / n
-    square = math.fsum((value - mean) ** 2 for value in values)
-    return mean, math.sqrt(square / (n - 1)) if n > 1 else 0.0
+    if n == 1:
+        return mean, 0.0
+    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
+    return mean, deviation if deviation > ROUNDING * abs(mean) else 0.0
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:

@@ -186,6 +186,12 @@ def test_a_line_is_read_as_the_figure_was():
     assert line["text"].startswith(text + f"{say(numbers['later'])} by step 480, ends at ")
 
 
+def test_a_constant_line_does_not_fall():
+    flat = trial(0)
+    flat["summary"] |= {"peak_grad_norm": 2.0, "grad_norm_at_40_percent": 2.0, "peak_step": 1}
+    assert "is at 2 at step 480" in read(run(), [arm("flat", [flat])])["lines"][0]["text"]
+
+
 def test_a_line_that_rises_to_its_end_does_not_fall():
     late = arm("late", [trial(0, (1, 1, 50))])
     late["trials"][0]["summary"] |= {"peak_step": 1100, "peak_grad_norm": 60.0}
@@ -221,10 +227,23 @@ def test_observations_come_in_order_of_size_and_deepnorms_is_the_largest():
     text = reading["observations"][0]["text"]
     assert text.startswith("'DeepNorm' has a ")
     assert " times lower than that of 'Pre-Norm | Gradient Clip=10'" in text
-    assert reading["observations"][0]["numbers"]["value"] == pytest.approx(1 / largest["ratio"])
+    numbers = reading["observations"][0]["numbers"]
+    assert numbers["value"] == pytest.approx(1 / largest["ratio"])
     values = [o["numbers"]["value"] for o in reading["observations"] if " times " in o["text"]]
     assert values == sorted(values, reverse=True)
     assert len(values) > 2
+
+
+def test_a_lower_norm_is_said_as_a_factor_with_its_interval_the_right_way_round():
+    high, low = (arm("high", [trial(seed) for seed in range(4)]), figure()[2])
+    for seed, entry in enumerate(high["trials"]):
+        low["trials"][seed]["summary"]["peak_grad_norm"] = entry["summary"]["peak_grad_norm"] / (20 + seed)
+    entry = next(e for e in read(run(), [high, low])["comparisons"] if e["metric"] == "peak_grad_norm")
+    found = read(run(), [high, low])["observations"][0]["numbers"]
+    assert found["value"] == pytest.approx(1 / entry["ratio"])
+    assert found["low"] == pytest.approx(1 / entry["ratio_high"])
+    assert found["high"] == pytest.approx(1 / entry["ratio_low"])
+    assert 18 < found["low"] < found["value"] < found["high"] < 25
 
 
 def test_a_higher_loss_is_said_as_a_difference_with_its_interval_the_right_way_round():
@@ -305,6 +324,8 @@ def test_equal_clipped_fractions_are_confessed(clip, words):
     assert words in limit["text"]
     arms[1]["trials"][0]["summary"]["clipped_fraction"] = 0.123
     assert "equal_clipping" not in kinds(read(run(), arms))
+    other = arm("c", arms[0]["trials"], **{"model.block": "post"})  # not the clipping sets them apart
+    assert "equal_clipping" not in kinds(read(run(), [arms[0], other]))
 
 
 def test_a_spike_score_that_is_undefined_is_confessed():
@@ -315,15 +336,15 @@ def test_a_spike_score_that_is_undefined_is_confessed():
 
 
 def test_pruned_failed_and_open_trials_and_the_scheduler_are_confessed():
-    statuses = ["pruned", "failed", "running", "pending"]
+    statuses = ["pruned", "pruned", "failed", "running", "pending"]
     trials = [trial(s) for s in range(5)] + [trial(s + 5, status=status) for s, status in enumerate(statuses)]
     reading = read(run(scheduler={"name": "asha"}), [arm("a", trials)])
     texts = [limit["text"] for limit in reading["cannot_tell"]]
-    assert texts[0].startswith("1 of 9 trials were pruned")
-    assert texts[1].startswith("1 of 9 trials failed")
-    assert texts[2].startswith("2 of 9 trials have not ended")
+    assert texts[0].startswith("2 of 10 trials were pruned")
+    assert texts[1].startswith("1 of 10 trials failed")
+    assert texts[2].startswith("2 of 10 trials have not ended")
     assert "scheduler 'asha'" in texts[3]
-    assert reading["arms"][0]["statuses"]["pruned"] == 1
+    assert reading["arms"][0]["statuses"]["pruned"] == 2
 
 
 def test_half_precision_without_an_overflow_is_confessed():

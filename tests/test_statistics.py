@@ -143,6 +143,12 @@ def test_identical_and_shifted_pairs_need_no_luck():
     assert (shifted.p, shifted.low, shifted.high) == (0.0, -1.0, -1.0)
 
 
+def test_rounding_is_no_spread():
+    found = compare(by_seed([35.0, 35.0, 35.0]), by_seed([28.0, 28.0, 28.0]), log=True)
+    assert (found.p, found.needed, found.ratio_low) == (0.0, None, found.ratio)
+    assert found.ratio == pytest.approx(1.25)
+
+
 def test_one_pair_has_a_difference_but_no_certainty():
     found = compare({0: 1.0}, {0: 3.0})
     assert (found.n, found.difference, found.low, found.p, found.needed) == (1, -2.0, None, None, None)
