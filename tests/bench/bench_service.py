@@ -19,13 +19,13 @@ import psutil
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path[:0] = [str(Path(__file__).parents[depth]) for depth in (2, 1)]
 
 from service.app import create_app
 from service.options import Kind, PictureOptions
 from service.pictures import draw
 from service.settings import Settings
-from tests.conftest import TinyStore
+from conftest import TinyStore
 
 STEPS = 100_000
 
