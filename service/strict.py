@@ -1,7 +1,6 @@
 """Unknown query parameters are refused: a misspelt one would be silence where an answer was expected."""
 
 import difflib
-from functools import lru_cache
 from typing import Any
 
 from fastapi import Request
@@ -23,7 +22,6 @@ async def known_parameters(request: Request) -> None:
             raise bad_parameter(name[:80], f"unknown parameter '{name[:80]}'{hint}", known or ["none"])
 
 
-@lru_cache(maxsize=200)
 def names_of(route: Any) -> list[str]:
     """The query parameters of a route, those of a model among them."""
     names: list[str] = []
