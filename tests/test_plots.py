@@ -15,7 +15,7 @@ from service.options import Kind, PictureOptions
 from service.plots import PLOTS
 from service.settings import Settings
 from service.style import THEMES, look
-from tests.conftest import TinyStore
+from conftest import TinyStore
 
 GROUPS = ("embed", "block0.attn", "block0.ffn", "head")
 
