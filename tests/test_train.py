@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from models.attention import RELAXATIONS
 from models.blocks import BLOCKS
@@ -164,7 +162,7 @@ EVERYTHING = {
 }  # fmt: skip
 SETTINGS: list[dict[str, Any]] = [
     {},
-    {"precision": "fp16"},  # with an overflow on the way: see test_an_overflow_is_recorded
+    {"precision": "fp16"},  # overflows at step 11
     {"precision": "bf16", "accumulate": 2},
     {"model.causal": False, "accumulate": 4, "mask_fraction": 0.1},
     {"clip": "zclip", **EVERYTHING},
@@ -178,17 +176,8 @@ SETTINGS: list[dict[str, Any]] = [
 def test_a_trial_that_dies_after_every_step_has_the_trace_of_one_that_never_did(
     shrink: Shrink, text: Tokens, overrides: dict[str, Any]
 ) -> None:
-    config = shrink(overrides, steps=14)
-    assert_same_bits(run(config, text), run_in_pieces(config, text, set(range(1, 14))))
-
-
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(ends=st.sets(st.integers(1, 19), max_size=5), setting=st.sampled_from(SETTINGS))
-def test_a_trial_resumed_anywhere_has_the_same_trace(
-    shrink: Shrink, text: Tokens, ends: set[int], setting: dict[str, Any]
-) -> None:
-    config = shrink(setting)
-    assert_same_bits(run(config, text), run_in_pieces(config, text, ends))
+    config = shrink(overrides, steps=12)
+    assert_same_bits(run(config, text), run_in_pieces(config, text, set(range(1, 12))))
 
 
 VARIANTS = [
@@ -292,16 +281,13 @@ def test_a_trial_that_turns_nan_ends_as_diverged_with_reason_and_step(
     assert trace["skipped"].any() == (config.guard["name"] != "none")
 
 
-def test_a_loss_that_never_falls_is_a_divergence_at_the_end(shrink: Shrink, text: Tokens) -> None:
-    config = shrink({"optimizer": {"name": "sgd", "lr": 0.0}}, steps=100)
-    *_, last = train(config, text)
-    began = trace_of([last])["step"][-1]
-    assert (last.status, last.step, began) in {("finished", 100, 100), ("diverged", 100, 100)}
-    worse = shrink({"optimizer": {"name": "sgd", "lr": 100.0}, "clip.max_norm": 10.0}, steps=100)
-    *_, last = train(worse, text)
+def test_a_loss_that_ends_above_its_first_is_a_divergence(shrink: Shrink, text: Tokens) -> None:
+    config = shrink({"optimizer.lr": 5.0}, steps=100)
+    *_, last = train(config, text, flush_seconds=NEVER)
     assert (last.status, last.reason, last.diverged_step) == ("diverged", "loss_above_init", 100)
-    (again,) = train(worse, text, state=through_a_file(last.state()))
-    assert (again.status, again.reason) == ("diverged", "loss_above_init")
+    assert last.rows["step"][-1] == last.step == 100  # it ran to its end
+    (again,) = train(config, text, state=through_a_file(last.state()))
+    assert (again.status, again.reason, again.rows) == ("diverged", "loss_above_init", {})
 
 
 def test_an_overflow_is_recorded_skipped_and_halves_the_scale(shrink: Shrink, text: Tokens) -> None:
@@ -349,12 +335,12 @@ class SlowTokens:
 
 
 def test_the_wait_for_data_is_told_as_a_share_of_the_time(shrink: Shrink, text: Tokens) -> None:
-    slow: Any = replace(text, tokens=SlowTokens(text.tokens, 0.05))  # type: ignore[arg-type]
+    slow: Any = replace(text, tokens=SlowTokens(text.tokens, 0.08))  # type: ignore[arg-type]
     config = shrink(steps=8)
     shares = [
         [report.data_wait for report in train(config, data, flush_seconds=NEVER)] for data in (text, slow)
     ]
-    assert 0 < shares[0][0] < shares[1][0] <= 1 and shares[1][0] > 0.3
+    assert 0 < shares[0][0] < shares[1][0] <= 1 and shares[1][0] > 0.2
     assert_same_bits(run(config, text), run(config, slow))
 
 
