@@ -180,7 +180,7 @@ def reading(selection: Selection) -> Row | None:
     """What the report says; None where this installation has none."""
     try:
         return views.report(selection)
-    except ModuleNotFoundError:
+    except ImportError:
         return None
 
 
