@@ -154,7 +154,7 @@ class SearchSection(Section):
     algorithm: Literal["grid", "random", "optuna"] = "grid"
     sampler: Literal["tpe", "gp", "nsga2", "cmaes", "qmc"] | None = None  # of optuna; tpe
     num_samples: int | None = Field(None, gt=0)  # points of the space, for every arm; a grid takes all
-    seed: int = Field(0, ge=0)  # of the drawing of points
+    sampler_seed: int = Field(0, ge=0)  # of the points that are drawn
     seeds: int = Field(1, gt=0)  # every point is run this often, from trial.seed on
     metric: str | None = None  # what is sought: a name of METRICS, or lr_sensitivity; final_loss
     mode: Literal["min", "max"] | None = None  # which way is calmer, as METRICS has it

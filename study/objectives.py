@@ -128,7 +128,7 @@ def _without_effect(search: SearchSection) -> list[str]:
     if algorithm != "optuna" and search.sampler is not None:
         found.append(f"sampler {search.sampler} has no effect with algorithm {algorithm}; known: optuna")
     if algorithm == "grid":
-        for name in ("num_samples", "points_to_evaluate", "seed"):
+        for name in ("num_samples", "points_to_evaluate", "sampler_seed"):
             if getattr(search, name) != SearchSection.model_fields[name].default:
                 found.append(f"{name} has no effect with algorithm grid; known: random, optuna")
     elif search.num_samples is None:

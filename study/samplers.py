@@ -24,7 +24,7 @@ STARTUP_TRIALS = 10  # points at random before a model of them is made (Optuna's
 
 def make_sampler(search: SearchSection, num_trials: int) -> samplers.BaseSampler:
     """The sampler of the suggestion that follows `num_trials` others."""
-    seed = int(np.random.SeedSequence([search.seed, num_trials]).generate_state(1)[0])
+    seed = int(np.random.SeedSequence([search.sampler_seed, num_trials]).generate_state(1)[0])
     return SAMPLERS[search.sampler or "tpe"](search, seed)
 
 
@@ -58,7 +58,7 @@ def _qmc(search: SearchSection, seed: int) -> samplers.BaseSampler:
     # One sequence, whose seed must stay; how far it has gone lies in the Optuna study.
     return samplers.QMCSampler(
         scramble=True,
-        seed=search.seed,
+        seed=search.sampler_seed,
         independent_sampler=samplers.RandomSampler(seed),
         warn_independent_sampling=False,
     )

@@ -26,6 +26,7 @@ from study.space import MAX_REFUSED, Plan, first_points, named_arms, point_arms,
 ENDED = ("finished", "diverged", "pruned", "failed")
 ATTEMPTS = 5  # at the database, in a row
 PAUSE_SECONDS = 0.1  # between them
+LOCK_SECONDS = 15.0  # how long SQLite waits for another writer
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -277,7 +278,7 @@ def _storage(url: str | None) -> optuna.storages.BaseStorage:
         return optuna.storages.InMemoryStorage()
     options: dict[str, Any] = {"pool_pre_ping": True}
     if sa.make_url(url).get_backend_name() == "sqlite":
-        options["connect_args"] = {"timeout": 15}
+        options["connect_args"] = {"timeout": LOCK_SECONDS}
     for attempt in range(ATTEMPTS):
         try:
             return optuna.storages.RDBStorage(url, engine_kwargs=options)

@@ -99,7 +99,7 @@ def _drawn(study: StudyConfig, where: str) -> list[dict[str, Any]]:
     space = Space(study.space)
     found: list[dict[str, Any]] = []
     refused = 0
-    for _, point in space.random_points(study.search.seed, first_points(study, space)):
+    for _, point in space.random_points(study.search.sampler_seed, first_points(study, space)):
         error = _refusal(study, point, f"{where}: space")
         if error is None and point not in found:
             found.append(point)
