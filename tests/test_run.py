@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 from driving import assert_exact, catalogue_of, run, start, wait_for, workers_of, write_study
+from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
+from service.app import create_app
+from service.settings import Settings
 from study.run import app
 from study.storage import Storage
 from study.traces import read_trace
@@ -28,6 +31,10 @@ def test_killed_worker_leaves_an_exact_trace(tmp_path: Path) -> None:
     assert process.returncode == 0, output
     assert max(trial["attempts"] for trial in catalogue_of(tmp_path).trials("killed")) == 2
     assert_exact(tmp_path, "killed")
+    with TestClient(create_app(Settings(storage=str(tmp_path)))) as client:
+        paths = ["/runs", "/runs/latest", "/runs/killed/report", "/runs/killed/gradnorm.png", "/"]
+        paths += ["/runs/killed_00000/loss.svg", "/ui/runs/killed", "/ui/compare?runs=killed", "/healthz"]
+        assert {path: client.get(path).status_code for path in paths} == dict.fromkeys(paths, 200)
 
 
 @pytest.mark.ray
