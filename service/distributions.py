@@ -12,7 +12,8 @@ from service.curves import Arm, label_of, scale_of
 from service.lines import set_yscale, x_axis_of
 from service.options import PictureOptions
 from service.sampling import Series
-from service.style import NUMBERS, Entry, Sheet, label_logs, look, number_format
+from service.style import NUMBERS, Entry, Sheet, label_logs, number_format
+from service.themes import look
 
 if TYPE_CHECKING:
     from service.plots import Plot, Scene

@@ -12,7 +12,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from service.curves import Area, Curve, Read, curves_of, spikes_in
 from service.options import Axis, PictureOptions, Scale
-from service.style import NUMBERS, Entry, Sheet, Theme, label_logs, look, number_format
+from service.style import NUMBERS, Entry, Sheet, label_logs, number_format
+from service.themes import Theme, look
 
 if TYPE_CHECKING:
     from service.plots import Plot, Scene

@@ -11,7 +11,8 @@ from service.analysis import explained, lr_sensitivity
 from service.fields import flatten
 from service.lines import set_yscale
 from service.options import PictureOptions
-from service.style import NUMBERS, Entry, Sheet, label_logs, look
+from service.style import NUMBERS, Entry, Sheet, label_logs
+from service.themes import look
 
 if TYPE_CHECKING:
     from service.plots import Plot, Scene

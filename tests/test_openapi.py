@@ -8,6 +8,7 @@ import os
 import numpy as np
 import pytest
 import schemathesis
+from conftest import TinyStore
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
@@ -16,7 +17,6 @@ from schemathesis.config import SchemathesisConfig
 from service.app import create_app
 from service.plots import PLOTS
 from service.settings import Settings
-from conftest import TinyStore
 
 CASES = int(os.environ.get("GRADNORM_SCHEMATHESIS_CASES", "12"))
 # What a document can't say: which fields, trials and metrics a run has, and that `from` is before `to`.

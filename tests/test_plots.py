@@ -4,6 +4,7 @@ import io
 
 import numpy as np
 import pytest
+from conftest import TinyStore
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -14,8 +15,7 @@ from service.app import create_app
 from service.options import Kind, PictureOptions
 from service.plots import PLOTS
 from service.settings import Settings
-from service.style import THEMES, look
-from conftest import TinyStore
+from service.themes import THEMES, look
 
 GROUPS = ("embed", "block0.attn", "block0.ffn", "head")
 

@@ -21,11 +21,12 @@ from matplotlib.figure import Figure
 
 sys.path[:0] = [str(Path(__file__).parents[depth]) for depth in (2, 1)]
 
+from conftest import TinyStore
+
 from service.app import create_app
 from service.options import Kind, PictureOptions
 from service.pictures import draw
 from service.settings import Settings
-from conftest import TinyStore
 
 STEPS = 100_000
 
