@@ -53,7 +53,7 @@ def draw_curves(
     for rank, number in enumerate(rough):
         draw_curve(axes, sheet.theme, curves[number], (number, len(curves)), 2 + rank / len(curves))
     for curve in extra:
-        color, _ = look(sheet.theme, curve.index)
+        color, _ = sheet.look(curve.index)
         axes.plot(curve.x, curve.y, color=color, linestyle=(0, (4, 2)), linewidth=1.0, zorder=3.5)
     return sheet
 

@@ -45,7 +45,7 @@ def rule(
         write(Words(box.x0 - 6 * point, y, label, TICK_POINTS - (not major), color, "right", "center"))
     middle = (box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2
     write(Words(middle[0], box.y0 - 21 * point, xlabel, LABEL_POINTS, color, "center", "top"))
-    write(Words(9 * point, middle[1], ylabel, LABEL_POINTS, color, "center", "center", upright=True))
+    write(Words(11 * point, middle[1], ylabel, LABEL_POINTS, color, "center", "center", upright=True))
     for lines, shade, width, order in ((grid, faint, 0.6, 0.5), (marks, color, 0.8, 2.4)):
         drawn = LineCollection(lines, colors=shade, linewidths=width, zorder=order, clip_on=False)
         drawn.set_transform(axes.transAxes)

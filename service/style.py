@@ -22,7 +22,7 @@ from PIL import Image
 from service.lettering import Vertical, Words, add_text, blend, width_of
 from service.options import Kind, PictureOptions
 from service.ruler import LABEL_POINTS, TICK_POINTS, rule
-from service.themes import THEMES
+from service.themes import THEMES, look
 
 matplotlib.rcParams["svg.hashsalt"] = "gradnorm"  # the same picture is the same bytes
 
@@ -67,6 +67,10 @@ class Sheet:
         """Pixels that a line of text takes."""
         return width_of(text, points) * self.point
 
+    def look(self, index: int) -> tuple[str, str]:
+        """Colour and marker of the line `index`."""
+        return look(self.theme, index)
+
     @property
     def num_columns(self) -> int:
         """Columns of pixels that lines are drawn on."""
@@ -106,7 +110,7 @@ class Sheet:
         axes.set_autoscale_on(False)  # every plot knows its limits
         axes.patch.set_visible(False)
         self.set_locators(axes)
-        self.ruled = (axes, xlabel, self.fitted_to(ylabel, LABEL_POINTS, share * options.height / point + 20))
+        self.ruled = (axes, xlabel, self.fitted_to(ylabel, LABEL_POINTS, share * options.height / point + 40))
         self._draw_title()
         self._draw_legend(rows)
         return axes
