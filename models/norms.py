@@ -29,6 +29,9 @@ class LayerNorm(nn.LayerNorm):
     def __init__(self, width: int, *, eps: float = 1e-5) -> None:
         super().__init__(width, eps=eps)
 
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(wide(x))
+
 
 class RMSNorm(nn.Module):
     """x / sqrt(mean(x^2) + eps) * g: LayerNorm without centring and bias.

@@ -277,6 +277,13 @@ def build_optimizer(spec: Spec, parameters: nn.Module | Named, where: str = "") 
     return optimizer
 
 
+# torch keeps this method from being traced by a wrapper that imports the compiler at its first call: 2 s
+# of a core in the driver, which makes optimizers only to judge their options. Nothing traces ours.
+_add_param_group = getattr(torch.optim.Optimizer.add_param_group, "__wrapped__", None)
+if _add_param_group is not None:
+    setattr(_add_param_group, "__dynamo_disable", _add_param_group)  # noqa: B010 (a class would mangle it)
+
+
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "adamw": AdamW,
     "adam": Adam,

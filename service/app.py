@@ -7,19 +7,28 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
+from starlette.middleware.gzip import GZipMiddleware
 
-from service import pictures, problems, routes, schemas
+from service import docs, events, logs, monitor, pictures, problems, routes, ui
 from service.context import Context
+from service.guard import Guard
 from service.settings import Settings
+from service.strict import known_parameters
+
+ROUTERS = (monitor.router, routes.router, events.router, pictures.router)
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
     """A service over one catalogue and storage; settings from the environment if absent."""
-    context = Context.of(settings or Settings())
+    settings = settings or Settings()
+    logs.configure(settings.log_level)
+    context = Context.of(settings)
+    context.monitor = monitor.Monitor(context)
+    token = settings.token.get_secret_value() if settings.token else None
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         threading.Thread(target=warm, daemon=True).start()
         yield
         context.close()
@@ -29,17 +38,19 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         description="Gradient norm and loss of every step of every trial: numbers and pictures.",
         version="0.1.0",
         lifespan=lifespan,
+        dependencies=[Depends(known_parameters)],
+        docs_url=None,
+        redoc_url=None,
     )
     app.state.context = context
     problems.install(app)
-
-    @app.get("/healthz", tags=["service"])
-    async def healthz() -> schemas.Health:
-        """The process answers; asks neither the database nor the pools."""
-        return schemas.Health()
-
-    app.include_router(routes.router)
-    app.include_router(pictures.router)
+    for router in ROUTERS:
+        app.include_router(router)
+    docs.install(app, token is not None)
+    # Level 1: a trace's digits pack no better for three times the time.
+    app.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=1)
+    app.add_middleware(Guard, monitor=context.monitor, token=token)
+    ui.install(app)
     return app
 
 

@@ -1,7 +1,7 @@
 """What every request can use: the settings, the store, and the pools. One object an app."""
 
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, Request
 
@@ -9,6 +9,9 @@ from service.cache import ByteCache
 from service.pool import Pool
 from service.settings import Settings
 from service.store import Store
+
+if TYPE_CHECKING:
+    from service.monitor import Monitor
 
 
 @dataclass
@@ -20,6 +23,7 @@ class Context:
     reads: Pool
     renders: Pool
     pictures: ByteCache[bytes]
+    monitor: "Monitor" = field(init=False)
 
     @classmethod
     def of(cls, settings: Settings) -> "Context":

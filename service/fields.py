@@ -23,8 +23,11 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in config.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
-            for inner, what in flatten(value, f"{name}.").items():
-                flat[name if inner == f"{name}.name" else inner] = what
+            flat |= flatten(value, f"{name}.")
+        elif key == "name" and prefix:
+            flat[prefix.removesuffix(".")] = value
+        elif isinstance(value, list | tuple):
+            flat[name] = str(list(value))
         else:
             flat[name] = value
     return flat
@@ -37,10 +40,10 @@ def fields_of(row: Row) -> dict[str, Any]:
 
 
 def values_of(field: str, fields: Mapping[str, Any]) -> list[Any]:
-    """The values that a name can mean: the field of that full name, else all that end in it."""
+    """The values that a name can mean: the field of that full name, else all whose last words it is."""
     if field in fields:
         return [fields[field]]
-    return [value for name, value in fields.items() if name.rpartition(".")[2] == field]
+    return [value for name, value in fields.items() if name.endswith(f".{field}")]
 
 
 def known_fields(rows: Iterable[Row]) -> list[str]:

@@ -48,28 +48,34 @@ class PictureOptions(BaseModel):
     model_config = ConfigDict(populate_by_name=True)
 
     trials: str | None = Field(
-        None, max_length=4000, description="Trial ids or numbers, by commas; all if absent"
+        default=None, max_length=4000, description="Trial ids or numbers, by commas; all if absent"
     )
     where: list[Annotated[str, Field(max_length=200)]] = Field(
         default_factory=list, max_length=16, description="field:value of the trial's config; repeated: and"
     )
     group_by: str = Field(
-        "arm", max_length=100, description="`arm`, `trial`, or a config field whose values make the lines"
+        default="arm",
+        max_length=100,
+        description="`arm`, `trial`, or a config field whose values make the lines",
     )
-    band: Band = Field(Band.minmax, description="Over the trials of a line; none: each trial its own line")
-    smooth: int = Field(0, ge=0, le=100_000, description="Steps of a trailing mean, drawn over the raw line")
-    yscale: Scale | None = Field(None, description="The plot's own scale if absent")
+    band: Band = Field(
+        default=Band.minmax, description="Over the trials of a line; none: each trial its own line"
+    )
+    smooth: int = Field(
+        default=0, ge=0, le=100_000, description="Steps of a trailing mean, drawn over the raw line"
+    )
+    yscale: Scale | None = Field(default=None, description="The plot's own scale if absent")
     x: Axis = Axis.step
-    first: int | None = Field(None, alias="from", ge=0, le=2**31 - 1, description="First step shown")
-    last: int | None = Field(None, alias="to", ge=0, le=2**31 - 1, description="Last step shown")
-    clipped: bool = Field(False, description="Also the norm after clipping (gradnorm)")
-    ymin: float | None = Field(None, ge=-1e30, le=1e30, allow_inf_nan=False)
-    ymax: float | None = Field(None, ge=-1e30, le=1e30, allow_inf_nan=False)
-    width: int = Field(1000, ge=200, le=4000, description="Pixels")
-    height: int = Field(600, ge=150, le=4000, description="Pixels")
-    dpi: int = Field(100, ge=40, le=400, description="Pixels an inch: the size of text and lines")
+    first: int | None = Field(default=None, alias="from", ge=0, le=2**31 - 1, description="First step shown")
+    last: int | None = Field(default=None, alias="to", ge=0, le=2**31 - 1, description="Last step shown")
+    clipped: bool = Field(default=False, description="Also the norm after clipping (gradnorm)")
+    ymin: float | None = Field(default=None, ge=-1e30, le=1e30, allow_inf_nan=False)
+    ymax: float | None = Field(default=None, ge=-1e30, le=1e30, allow_inf_nan=False)
+    width: int = Field(default=1000, ge=200, le=4000, description="Pixels")
+    height: int = Field(default=600, ge=150, le=4000, description="Pixels")
+    dpi: int = Field(default=100, ge=40, le=400, description="Pixels an inch: the size of text and lines")
     theme: ThemeName = ThemeName.light
-    title: str | None = Field(None, max_length=200)
+    title: str | None = Field(default=None, max_length=200)
     legend: bool = True
 
     def check(self) -> "PictureOptions":

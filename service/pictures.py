@@ -1,11 +1,11 @@
 """Pictures over HTTP: rendered in their own pool, kept in a bounded cache under their ETag."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from service import views
-from service.answers import caching, selection_etag, unchanged
+from service.answers import caching, etag_of, selection_etag, unchanged
 from service.context import Context, Ctx
 from service.curves import Arm, TrialTrace
 from service.fields import check_field, fields_of, values_of
@@ -16,7 +16,10 @@ from service.store import Selection, Store
 
 router = APIRouter(tags=["pictures"], responses=problem_responses(401, 404, 422, 503))
 MEDIA_TYPES = {Kind.png: "image/png", Kind.svg: "image/svg+xml", Kind.pdf: "application/pdf"}
-PICTURE = {200: {"content": {kind: {} for kind in MEDIA_TYPES.values()}, "description": "The picture"}}
+MAX_RUNS = 16
+PICTURE: dict[int | str, dict[str, Any]] = {
+    200: {"content": {kind: {} for kind in MEDIA_TYPES.values()}, "description": "The picture"}
+}
 
 
 @router.get("/runs/{id}/{plot}.{kind}", response_class=Response, responses=PICTURE)
@@ -30,6 +33,33 @@ async def get_picture(
     def prepare() -> tuple[list[Selection], str]:
         selection = views.choose(context.store.find(identifier), options.trials, options.where)
         return [selection], selection_etag(context.store, selection, plot, kind.value, options)
+
+    return await picture(request, context, plot, kind, options, prepare)
+
+
+@router.get("/compare/{plot}.{kind}", response_class=Response, responses=PICTURE)
+async def compare(
+    request: Request,
+    context: Ctx,
+    plot: str,
+    kind: Kind,
+    runs: Annotated[
+        str, Query(min_length=1, max_length=2000, description="Ids of runs or trials, by commas")
+    ],
+    options: Options,
+) -> Response:
+    """A plot of the arms of several runs in one picture."""
+    options.check()
+    check_plot(plot)
+    names = list(dict.fromkeys(word.strip() for word in runs.split(",") if word.strip()))
+    if not 1 <= len(names) <= MAX_RUNS:
+        raise bad_parameter("runs", f"{len(names)} runs; limit: 1 to {MAX_RUNS}")
+
+    def prepare() -> tuple[list[Selection], str]:
+        found = [context.store.find(name) for name in names]
+        selections = views.choose_among(found, options.trials, options.where)
+        tags = [selection_etag(context.store, one, plot, kind.value, options) for one in selections]
+        return selections, tags[0] if len(tags) == 1 else etag_of(tags)
 
     return await picture(request, context, plot, kind, options, prepare)
 
@@ -66,9 +96,7 @@ def draw(store: Store, selections: list[Selection], plot: str, options: PictureO
     columns = PLOTS[plot].columns
     if plot == "gradnorm" and not options.clipped:
         columns = ("grad_norm",)
-    names = [
-        selection.trials[0]["id"] if selection.narrow else selection.run["id"] for selection in selections
-    ]
+    names = [selection.name for selection in selections]
     studies = {selection.run["study"] for selection in selections}
     name = f"{' and '.join(sorted(studies))} ({', '.join(names)})"
     traces = [
@@ -77,10 +105,12 @@ def draw(store: Store, selections: list[Selection], plot: str, options: PictureO
         for row in selection.trials
     ]
     warnings = [text for _, trace in traces for text in trace.recorded.warnings]
-    return render(plot, Scene(name, arms(traces, options), warnings), options, kind)
+    return render(plot, Scene(name, arms(traces, options, PLOTS[plot].lines), warnings), options, kind)
 
 
-def arms(traces: list[tuple[dict[str, Any], TrialTrace]], options: PictureOptions) -> list[Arm]:
+def arms(
+    traces: list[tuple[dict[str, Any], TrialTrace]], options: PictureOptions, limited: bool = True
+) -> list[Arm]:
     """Trials as the lines they make; 422 with the limit where there are too many."""
     several = len({run["id"] for run, _ in traces}) > 1
     groups: dict[Any, Arm] = {}
@@ -100,7 +130,7 @@ def arms(traces: list[tuple[dict[str, Any], TrialTrace]], options: PictureOption
             key = label = f"{options.group_by}={', '.join(map(str, values))}"
         groups.setdefault(key, Arm(label, [])).trials.append(trace)
     num_lines = len(traces) if options.band is Band.none else len(groups)
-    if num_lines > MAX_LINES:
+    if limited and num_lines > MAX_LINES:
         raise bad_parameter(
             "trials", f"{num_lines} lines; limit: {MAX_LINES}; narrow them by trials, where or group_by"
         )

@@ -5,10 +5,11 @@ two hundred waiting pictures keep no health check from its answer.
 """
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Hashable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from service.problems import unavailable
 
@@ -23,9 +24,11 @@ class Pool:
         self.num_pending = 0  # working or waiting
         self.num_refused = 0
         self.num_timeouts = 0
+        self.num_done = 0
         self.seconds = 0.0
-        self._executor = ThreadPoolExecutor(workers, thread_name_prefix=name)
-        self._flying: dict[Hashable, asyncio.Future[object]] = {}
+        self._executor: ThreadPoolExecutor | None = None
+        self._lock = threading.Lock()
+        self._flying: dict[Hashable, asyncio.Future[Any]] = {}
 
     @property
     def num_waiting(self) -> int:
@@ -38,12 +41,14 @@ class Pool:
             raise unavailable(
                 f"{self.num_waiting} requests wait for '{self.name}' already; limit: {self.queue}"
             )
-        self.num_pending += 1
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(self.workers, thread_name_prefix=self.name)
+        with self._lock:
+            self.num_pending += 1
         begin = time.perf_counter()
         future = self._executor.submit(work)
         # A thread that is given up still works: it counts until it is done.
-        loop = asyncio.get_running_loop()
-        future.add_done_callback(lambda _: _quietly(loop, self._done))
+        future.add_done_callback(self._done)
         try:
             return await asyncio.wait_for(asyncio.wrap_future(future), self.timeout)
         except TimeoutError:
@@ -54,28 +59,25 @@ class Pool:
 
     async def shared(self, key: Hashable, work: Callable[[], Result]) -> Result:
         """As `run`, but all who ask for the same key at the same time get the one result."""
-        flying = self._flying.get(key)
+        flying: asyncio.Future[Result] | None = self._flying.get(key)
         if flying is None:
             flying = asyncio.ensure_future(self.run(work))
             self._flying[key] = flying
             flying.add_done_callback(lambda done: self._landed(key, done))
-        return await asyncio.shield(flying)  # type: ignore[return-value]
+        return await asyncio.shield(flying)
 
-    def _landed(self, key: Hashable, done: "asyncio.Future[object]") -> None:
+    def _landed(self, key: Hashable, done: "asyncio.Future[Any]") -> None:
         self._flying.pop(key, None)
         if not done.cancelled():
             done.exception()  # seen: whoever asked may have gone
 
-    def _done(self) -> None:
-        self.num_pending -= 1
+    def _done(self, _: Future[Any]) -> None:
+        with self._lock:
+            self.num_pending -= 1
+            self.num_done += 1
 
     def close(self) -> None:
-        """Drop what waits; what works is left to end."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
-
-
-def _quietly(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
-    try:
-        loop.call_soon_threadsafe(callback)
-    except RuntimeError:
-        return  # the loop has been closed: the service is going down
+        """Drop what waits; what works is left to end. The next `run` opens the pool again."""
+        if self._executor is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+            self._executor = None

@@ -16,6 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 
 from study.catalogue import CatalogueError
+from study.schema import SchemaError
 
 MEDIA_TYPE = "application/problem+json"
 TITLES = {
@@ -139,13 +140,11 @@ def install(app: FastAPI) -> None:
     for kind in (CatalogueError, SQLAlchemyError, OSError, pa.ArrowException):
         app.add_exception_handler(kind, on_away)
 
-    @app.exception_handler(Exception)
-    async def on_other(request: Request, error: Exception) -> Response:
-        return answer(request, Problem(500, "an error in the service; its log says which"))
-
 
 def _away(error: Exception) -> str:
     """What may be told to a client: no path, no statement, no driver text."""
+    if isinstance(error, SchemaError):
+        return str(error)
     if isinstance(error, CatalogueError | SQLAlchemyError):
         return "the database can't be read now"
     return "the storage can't be read now"

@@ -52,11 +52,14 @@ def sample(steps: np.ndarray, values: np.ndarray, num_points: int) -> np.ndarray
     places = np.flatnonzero(finite)
     if len(places) > num_points:
         # Two points a bucket; two of the budget are for the ends, which need not be extremes.
-        budget = max(2, (num_points - 2) // 2 * 2)
-        chosen = MinMaxDownsampler().downsample(
-            np.ascontiguousarray(steps[places]), np.ascontiguousarray(values[places]), n_out=budget
-        )
-        places = places[np.concatenate(([0], chosen.astype(np.int64), [len(places) - 1]))]
+        budget = (num_points - 2) // 2 * 2
+        inside = np.ascontiguousarray(values[places])
+        if budget < 4:  # one bucket, which the library refuses to make
+            chosen = np.array([inside.argmin(), inside.argmax()])
+        else:
+            x = np.ascontiguousarray(steps[places])
+            chosen = MinMaxDownsampler().downsample(x, inside, n_out=budget).astype(np.int64)
+        places = places[np.concatenate(([0], chosen, [len(places) - 1]))]
     return np.unique(np.concatenate((places, np.flatnonzero(~finite))))
 
 

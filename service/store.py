@@ -5,6 +5,7 @@ and paths come from the rows that were found.
 """
 
 import re
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,7 @@ from service.cache import ByteCache
 from service.problems import not_found
 from service.sampling import Series
 from service.settings import Settings
-from study.catalogue import SCHEMA_VERSION, Catalogue, CatalogueError
+from study.catalogue import Catalogue
 from study.storage import Storage, StorageError
 from study.traces import read_trace, trace_folder
 
@@ -25,6 +26,7 @@ RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}\Z", re.ASCII)
 TRIAL_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}_[0-9]{5}\Z", re.ASCII)
 # Always there to ask for, even before the first part is.
 STANDARD_COLUMNS = ("loss", "grad_norm", "grad_norm_clipped", "lr", "clip_threshold", "skipped", "loss_scale")
+SCHEMA_SECONDS = 10.0  # a schema that was known so long ago still is
 
 Row = dict[str, Any]
 
@@ -35,8 +37,18 @@ class Selection:
 
     run: Row
     trials: list[Row]
-    narrow: bool = False
+    of: str = ""  # the trial's id, where it is one
     by_name: bool = True  # False for `latest`, which names another run tomorrow
+
+    @property
+    def name(self) -> str:
+        """The id of what is meant, whatever was filtered away."""
+        return self.of or self.run["id"]
+
+    @property
+    def narrow(self) -> bool:
+        """Whether it is one trial."""
+        return bool(self.of)
 
     @property
     def ended(self) -> bool:
@@ -68,28 +80,34 @@ class Store:
     def __init__(self, settings: Settings) -> None:
         self.storage = Storage(settings.storage)
         self.catalogue = Catalogue(settings.database_url)
+        self._known_until = 0.0  # when the schema is looked at again
         self._storages: dict[str, Storage] = {}
-        self._columns: ByteCache[tuple[Stamp, Series]] = ByteCache(settings.trace_cache_mb << 20)
+        self.columns: ByteCache[tuple[Stamp, Series]] = ByteCache(settings.trace_cache_mb << 20)
         self._heads: ByteCache[tuple[Stamp, Recorded]] = ByteCache(4 << 20)
 
     def close(self) -> None:
         self.catalogue.engine.dispose()
 
     def check(self) -> None:
-        """CatalogueError unless the database can be read and its schema is one that this code knows."""
+        """CatalogueError unless the database can be read and its schema is the one that this code knows."""
         if self.is_empty():
             return
-        version = self.catalogue.schema_version()
-        if version is not None and version > SCHEMA_VERSION:
-            raise CatalogueError(
-                f"database '{self.catalogue.name}' has schema {version}; this code knows up to {SCHEMA_VERSION}"
-            )
+        self.catalogue.check()
 
     def is_empty(self) -> bool:
-        """Whether no run was ever started here: no database yet, or one without our tables."""
+        """Whether no run was ever started here: no database yet, or one without our tables.
+
+        CatalogueError if the schema is not this code's or the database is away.
+        """
         if not self.catalogue.has_database():
             return True
-        return self.catalogue.schema_version() is None
+        if time.monotonic() < self._known_until:
+            return False
+        version = self.catalogue.schema_version()
+        if version is not None:
+            self.catalogue.check()
+            self._known_until = time.monotonic() + SCHEMA_SECONDS
+        return version is None
 
     def find(self, identifier: str) -> Selection:
         """The run or trial that `<id>` names; a 404 Problem if there is none."""
@@ -100,7 +118,7 @@ class Store:
             run = self.catalogue.run(trial["run_id"]) if trial else None
             if trial is None or run is None:
                 raise not_found(identifier)
-            return Selection(run, [trial], narrow=True)
+            return Selection(run, [trial], of=trial["id"])
         run = self.catalogue.run(identifier)
         if run is None:
             raise not_found(identifier)
@@ -145,7 +163,7 @@ class Store:
         series: dict[str, Series] = {}
         missing = []
         for name in _expand(columns, names):
-            known = self._columns.get((trial["id"], name))
+            known = self.columns.get((trial["id"], name))
             if known is not None and known[0] == stamp:
                 series[name] = known[1]
             elif name in names:
@@ -155,7 +173,7 @@ class Store:
             for name in missing:
                 series[name] = _series(trace.table, name)
                 size = series[name].steps.nbytes + series[name].values.nbytes
-                self._columns.put((trial["id"], name), (stamp, series[name]), size)
+                self.columns.put((trial["id"], name), (stamp, series[name]), size)
         return Recorded(series, names, head[1].last_step, head[1].warnings)
 
     def _read_head(self, run: Row, trial: Row, stamp: Stamp) -> Recorded:

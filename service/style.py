@@ -5,25 +5,34 @@ Raw lines are solid, since a gap of a dash could hide a spike one step wide; in 
 told apart by their markers and by how dark they are.
 """
 
+import functools
 import io
+import math
+import zlib
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
+from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from PIL import Image
 
 from service.options import Kind, PictureOptions
 
 matplotlib.rcParams["svg.hashsalt"] = "gradnorm"  # the same picture is the same bytes
 
+RUN_LENGTHS = zlib.Z_RLE
 TITLE_POINTS, LABEL_POINTS, TICK_POINTS, LEGEND_POINTS = 12.0, 10.0, 9.0, 9.0
 ROW_POINTS = 15.0  # height of a row of the legend
 HANDLE_POINTS = 30.0  # length of a line in the legend
+LEFT_POINTS, RIGHT_POINTS = 56.0, 14.0  # beside the axes
 MARKERS = ("o", "^", "v", "D", "s", "P", "X", "<", ">", "p", "h")
 
 
@@ -39,9 +48,9 @@ class Theme:
     line_width: float = 1.0
 
 
-_LIGHT = ("#0067b0", "#e8890c", "#00916a", "#d873b0", "#b8430a", "#4aa8e0", "#5a5a5a", "#a89600")
-_DARK = ("#56a8f0", "#f5a83c", "#2fc79a", "#ec93cb", "#f0764a", "#8fd0ff", "#bdbdbd", "#e0d040")
-_PRINT = ("#003a70", "#d98200", "#007a58", "#cc79a7", "#8c2f00", "#56b4e9", "#000000", "#8f8000")
+_LIGHT = ("#0060a8", "#ee9a1a", "#008a64", "#d46aac", "#b8430a", "#4aa8e0", "#5a5a5a", "#a89600")
+_DARK = ("#4d9be6", "#ffb545", "#2fb78e", "#ea98cb", "#f0764a", "#8fd0ff", "#bdbdbd", "#e0d040")
+_PRINT = ("#003a70", "#e39a1c", "#006e50", "#c873a4", "#8c2f00", "#56b4e9", "#000000", "#8f8000")
 THEMES = {
     "light": Theme("#ffffff", "#1f2328", "#d8dde3", _LIGHT, "viridis"),
     "dark": Theme("#14181d", "#e6e9ec", "#343b43", _DARK, "viridis"),
@@ -56,8 +65,16 @@ class Entry:
     label: str
     color: str
     marker: str = ""
-    linestyle: str = "-"
-    alpha: float = 1.0
+    linestyle: Literal["-", "--", ""] = "-"
+    patch: float = 0.0  # opacity of an area behind the line
+
+
+@functools.cache
+def advance(character: str) -> float:
+    """Width of a character in the text font, as a share of its size."""
+    font = get_font(findfont(FontProperties()))
+    font.set_size(100, 72)
+    return float(font.load_char(ord(character)).linearHoriAdvance / 65536 / 100)
 
 
 class Sheet:
@@ -77,15 +94,22 @@ class Sheet:
         self.entries: list[Entry] = []
 
     def width_of(self, text: str, points: float) -> float:
-        """Pixels that a line of text takes."""
-        renderer = self.canvas.get_renderer()
-        width, _, _ = renderer.get_text_width_height_descent(text, FontProperties(size=points), False)
-        return float(width)
+        """Pixels that a line of text takes, kerning left out."""
+        return sum(map(advance, text)) * points * self.point
+
+    @property
+    def num_columns(self) -> int:
+        """Columns of pixels that lines are drawn on."""
+        return max(32, int((self.options.width - (LEFT_POINTS + RIGHT_POINTS) * self.point) / 1.03))
 
     def fitted(self, text: str, points: float, margin: float) -> str:
         """`text` on one line, cut with an ellipsis where the picture is narrower than it."""
+        return self.fitted_to(text, points, self.options.width / self.point - margin)
+
+    def fitted_to(self, text: str, points: float, width: float) -> str:
+        """`text` on one line of at most `width` points."""
         text = " ".join(text.split())
-        room = self.options.width - margin * self.point
+        room = width * self.point
         if not text or self.width_of(text, points) <= room:
             return text
         low, high = 0, len(text)
@@ -101,7 +125,7 @@ class Sheet:
         """The one pair of axes; call after `entries` are known, which need room below."""
         rows = self._legend_rows()
         options, point = self.options, self.point
-        left, right = min(62 * point, options.width * 0.3), 16 * point
+        left, right = LEFT_POINTS * point, RIGHT_POINTS * point
         bottom, top = (
             (40 + ROW_POINTS * len(rows) + (4 if rows else 0)) * point,
             (32 if self.title else 12) * point,
@@ -109,19 +133,52 @@ class Sheet:
         left_share, bottom_share = left / options.width, min(bottom / options.height, 0.7)
         share = max(1 - bottom_share - top / options.height, 0.1)
         axes = self.figure.add_axes((left_share, bottom_share, 1 - left_share - right / options.width, share))
+        axes.set_autoscale_on(False)  # every plot knows its limits
         self.dress(axes, xlabel, ylabel)
-        if self.title:
-            self.write(0.5, 1 - 10 * point / options.height, self.title, TITLE_POINTS, ha="center", va="top")
+        self._draw_title()
         self._draw_legend(rows)
         return axes
+
+    def boxes(self, number: int) -> list[Axes]:
+        """A grid of panels, with room at the right for a scale of colours."""
+        self._draw_title()
+        across = 1 if number == 1 else 2 if number <= 4 else 3
+        down = -(-number // across)
+        width, height = self.options.width / self.point, self.options.height / self.point  # in points
+        box = ((width - 64) / across, (height - 34 - 6) / down)
+        panels = []
+        for place in range(number):
+            left, row = (place % across) * box[0] + 78, place // across
+            bottom = height - 34 - (row + 1) * box[1] + 34
+            shape = (
+                left / width,
+                bottom / height,
+                max(box[0] - 88, 20) / width,
+                max(box[1] - 54, 12) / height,
+            )
+            panels.append(self.figure.add_axes(shape))
+        return panels
+
+    def _draw_title(self) -> None:
+        if self.title:
+            y = 1 - 10 * self.point / self.options.height
+            self.write(0.5, y, self.title, TITLE_POINTS, ha="center", va="top")
 
     def dress(self, axes: Axes, xlabel: str, ylabel: str) -> None:
         """Labels, grid and colours of a pair of axes."""
         theme, point = self.theme, self.point
         axes.set_facecolor(theme.background)
         axes.set_xlabel(xlabel, fontsize=LABEL_POINTS, color=theme.text, labelpad=3, parse_math=False)
-        axes.set_ylabel(ylabel, fontsize=LABEL_POINTS, color=theme.text, labelpad=4, parse_math=False)
+        room = axes.get_position().height * self.options.height / point
+        axes.set_ylabel(
+            self.fitted_to(ylabel, LABEL_POINTS, max(room + 20, 40)),
+            fontsize=LABEL_POINTS,
+            color=theme.text,
+            labelpad=4,
+            parse_math=False,
+        )
         axes.tick_params(labelsize=TICK_POINTS, colors=theme.text, length=3, width=0.8)
+        axes.tick_params(which="minor", labelsize=TICK_POINTS - 1, colors=theme.text, length=2)
         axes.grid(True, color=theme.faint, linewidth=0.6)
         axes.set_axisbelow(True)
         for side, spine in axes.spines.items():
@@ -151,56 +208,79 @@ class Sheet:
         )  # fmt: skip
 
     def _legend_rows(self) -> list[list[tuple[Entry, str, float]]]:
-        """Entries in rows of as many columns as fit; each with its text and its share of the width."""
+        """Entries in rows of as many columns as fit; each with its text and the pixels of its column."""
         if not self.entries or not self.options.legend:
             return []
+        extra = HANDLE_POINTS + 18
+        limit = max(1, int((self.options.height * 0.38) / (ROW_POINTS * self.point)))
+        texts = [self.fitted(entry.label, LEGEND_POINTS, 24 + extra) for entry in self.entries]
+        sizes = [self.width_of(text, LEGEND_POINTS) + extra * self.point for text in texts]
         room = self.options.width - 24 * self.point
-        limit = max(1, int((self.options.height * 0.4) / (ROW_POINTS * self.point)))
-        extra = (HANDLE_POINTS + 18) * self.point
-        texts = [self.fitted(entry.label, LEGEND_POINTS, 24 + HANDLE_POINTS + 18) for entry in self.entries]
-        widest = max(self.width_of(text, LEGEND_POINTS) for text in texts) + extra
-        columns = max(1, min(len(texts), int(room // widest)))
-        needed = -(-len(texts) // columns)
-        columns = -(-len(texts) // needed)  # as even as possible
+        columns = next(n for n in range(len(sizes), 0, -1) if n == 1 or sum(column_widths(sizes, n)) <= room)
+        columns = -(-len(sizes) // -(-len(sizes) // columns))  # as even as possible in as many rows
+        widths = column_widths(sizes, columns)
         shown = list(zip(self.entries, texts, strict=True))
-        if needed > limit:
+        if len(shown) > limit * columns:
             left_out = len(shown) - (limit * columns - 1)
-            shown = [
-                *shown[: limit * columns - 1],
-                (Entry("", self.theme.background), f"and {left_out} more"),
-            ]
-        rows = [shown[start : start + columns] for start in range(0, len(shown), columns)]
-        return [[(entry, text, widest / self.options.width) for entry, text in row] for row in rows]
+            rest = Entry("", self.theme.background)
+            shown = [*shown[: limit * columns - 1], (rest, f"and {left_out} more")]
+        return [
+            [(*entry, widths[column]) for column, entry in enumerate(shown[start : start + columns])]
+            for start in range(0, len(shown), columns)
+        ]
 
     def _draw_legend(self, rows: list[list[tuple[Entry, str, float]]]) -> None:
+        if not rows:
+            return
         width, height, point = self.options.width, self.options.height, self.point
+        begin = (width - sum(size for _, _, size in rows[0])) / 2 + 6 * point
         for index, row in enumerate(rows):
             y = (6 + ROW_POINTS * (len(rows) - index - 0.5)) * point / height
-            start = 0.5 - rows[0][0][2] * len(rows[0]) / 2 + 6 * point / width
-            for column, (entry, text, share) in enumerate(row):
-                x = start + column * share
-                handle = HANDLE_POINTS * point / width
-                self.figure.add_artist(
-                    Line2D(
-                        [x, x + handle / 2, x + handle], [y, y, y],
-                        color=entry.color, linestyle=entry.linestyle, linewidth=1.6, alpha=entry.alpha,
-                        marker=entry.marker or None, markevery=[1], markersize=7,
-                        markeredgecolor=self.theme.background, markeredgewidth=0.6,
-                    )
-                )  # fmt: skip
-                self.write(x + handle + 6 * point / width, y, text, LEGEND_POINTS, va="center_baseline")
+            left = begin
+            for entry, text, size in row:
+                self._draw_entry(entry, left / width, y)
+                self.write(
+                    (left + (HANDLE_POINTS + 6) * point) / width, y, text, LEGEND_POINTS, va="center_baseline"
+                )
+                left += size
+
+    def _draw_entry(self, entry: Entry, x: float, y: float) -> None:
+        """The line, marker or area before an entry's words."""
+        length, half = HANDLE_POINTS * self.point / self.options.width, 4 * self.point / self.options.height
+        if entry.patch:
+            style: dict[str, Any] = {"facecolor": entry.color, "alpha": entry.patch, "linewidth": 0}
+            self.figure.add_artist(Rectangle((x, y - half), length, 2 * half, **style))
+        thin = entry.marker in ("|", "x")
+        self.figure.add_artist(
+            Line2D(
+                [x, x + length / 2, x + length], [y, y, y],
+                color=entry.color, linestyle=entry.linestyle, linewidth=1.6,
+                marker=entry.marker or None, markevery=[1], markersize=7,
+                markeredgecolor=entry.color if thin else self.theme.background,
+                markeredgewidth=1.4 if thin else 0.6,
+            )
+        )  # fmt: skip
 
     def save(self, kind: Kind) -> bytes:
         """The finished picture; the same bytes for the same content."""
         sink = io.BytesIO()
         if kind is Kind.png:
-            # Level 6, the default, takes three times as long and saves little on thin lines.
-            self.canvas.print_png(sink, pil_kwargs={"compress_level": 2})
+            # Charts are runs of one colour: run lengths alone pack them as well as level 6 does, which
+            # takes three times as long. Nothing is transparent, so there is no alpha to keep.
+            self.canvas.draw()
+            image = Image.fromarray(np.asarray(self.canvas.buffer_rgba())).convert("RGB")
+            dpi = (self.options.dpi, self.options.dpi)
+            image.save(sink, format="png", compress_level=1, compress_type=RUN_LENGTHS, dpi=dpi)
         elif kind is Kind.svg:
             self.figure.savefig(sink, format="svg", metadata={"Date": None})
         else:
             self.figure.savefig(sink, format="pdf", metadata={"CreationDate": None})
         return sink.getvalue()
+
+
+def column_widths(sizes: list[float], columns: int) -> list[float]:
+    """The widest of every column, where entries fill rows from left to right."""
+    return [max(sizes[column::columns]) for column in range(columns)]
 
 
 def number_format(value: float, _: object = None) -> str:
@@ -215,6 +295,14 @@ def number_format(value: float, _: object = None) -> str:
 
 
 NUMBERS = FuncFormatter(number_format)
+
+
+def label_logs(axis: Axis, low: float, high: float) -> None:
+    """Plain numbers on a log axis; between the powers of ten too where these are few."""
+    axis.set_major_formatter(NUMBERS)
+    decades = math.log10(high / low)
+    axis.set_minor_locator(LogLocator(subs=(2, 5) if decades < 1.7 else "all", numticks=30))
+    axis.set_minor_formatter(NUMBERS if decades < 1.7 else NullFormatter())
 
 
 def look(theme: Theme, index: int) -> tuple[str, str]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from service import fields, schemas
+from service import analysis, fields, schemas
 from service.problems import bad_parameter
 from service.sampling import Series, name_of
 from service.store import STANDARD_COLUMNS, Selection, Store
@@ -15,7 +15,19 @@ MAX_VALUES = 2_000_000  # points of one JSON answer
 def choose(selection: Selection, trials: str | None, where: Sequence[str]) -> Selection:
     """The same selection with only the trials that were asked for."""
     chosen = fields.matching(fields.named(selection.trials, trials), where)
-    return Selection(selection.run, chosen, selection.narrow, selection.by_name)
+    return Selection(selection.run, chosen, selection.of, selection.by_name)
+
+
+def choose_among(
+    selections: Sequence[Selection], trials: str | None, where: Sequence[str]
+) -> list[Selection]:
+    """The same over several runs: a field or trial need be known in one of them only."""
+    every = {row["id"]: row for selection in selections for row in selection.trials}
+    kept = {row["id"] for row in fields.matching(fields.named(list(every.values()), trials), where)}
+    return [
+        Selection(one.run, [row for row in one.trials if row["id"] in kept], one.of, one.by_name)
+        for one in selections
+    ]
 
 
 def runs_page(
@@ -75,7 +87,7 @@ def decoded(cursor: str) -> tuple[float, str]:
         ) from None
 
 
-def run_detail(store: Store, selection: Selection) -> dict[str, Any]:
+def run_detail(selection: Selection) -> dict[str, Any]:
     """A run with its arms and trials."""
     run, trials = selection.run, selection.trials
     return schemas.RunDetail(
@@ -85,6 +97,37 @@ def run_detail(store: Store, selection: Selection) -> dict[str, Any]:
         arms=arms_of(trials),
         trials=[schemas.Trial(**known(schemas.Trial, row, "config")) for row in trials],
     ).model_dump()
+
+
+def trials_page(
+    selection: Selection, sort: str, limit: int, cursor: str | None, wanted: list[str] | None
+) -> dict[str, Any]:
+    """A page of a run's trials in the order of a field; see schemas.TrialPage."""
+    rows = fields.ordered(selection.trials, sort)
+    begin = 0
+    if cursor is not None:
+        places = [place for place, row in enumerate(rows) if row["id"] == cursor]
+        if not places:
+            raise bad_parameter("cursor", f"'{cursor[:80]}' is no cursor", ["what `next` of a page says"])
+        begin = places[0] + 1
+    shown = rows[begin : begin + limit]
+    answers = [schemas.Trial(**known(schemas.Trial, row)).model_dump() for row in shown]
+    return {
+        "run": selection.run["id"],
+        "total": len(rows),
+        "trials": [only(answer, wanted) for answer in answers],
+        "next": shown[-1]["id"] if begin + limit < len(rows) else None,
+    }
+
+
+def report(selection: Selection) -> dict[str, Any]:
+    """What the run's numbers say; see study.reading."""
+    return analysis.reading(selection.run, selection.trials)
+
+
+def report_markdown(content: dict[str, Any]) -> str:
+    """The same as a document."""
+    return analysis.markdown(content)
 
 
 def known(model: type, row: Row, *without: str) -> Row:
@@ -137,7 +180,8 @@ def traces(
         )
     if first is not None and last is not None and first > last:
         raise bad_parameter("from", f"from {first} is after to {last}")
-    answers, warnings = [], []
+    answers: list[dict[str, Any]] = []
+    warnings: list[str] = []
     names: dict[str, None] = dict.fromkeys(STANDARD_COLUMNS)
     for row in selection.trials:
         recorded = store.read(selection.run, row, metrics)

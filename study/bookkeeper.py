@@ -47,9 +47,10 @@ class Bookkeeper:
         with self._lock:
             self._run |= values
 
-    def trial_added(self, row: dict[str, Any]) -> None:
+    def trial_added(self, *rows: dict[str, Any]) -> None:
+        """New trials; they come into the catalogue together or not at all."""
         with self._lock:
-            self._new.append(row)
+            self._new.extend(rows)
 
     def trial_changed(self, trial_id: str, **values: Any) -> None:
         with self._lock:

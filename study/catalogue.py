@@ -4,6 +4,7 @@ SQLite beside the runs by default, PostgreSQL for teams. The driver is its only 
 reads. Numbers that are not finite never come here: a metric that has no finite value is null.
 """
 
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,87 +12,35 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from study.schema import CatalogueError, check_version, runs, schema_version, trials
 
 RUN_STATUSES = ("pending", "running", "finished", "failed", "interrupted")
 TRIAL_STATUSES = ("pending", "running", "finished", "diverged", "pruned", "failed")
 REASONS = ("nonfinite_loss", "nonfinite_grad", "loss_scale_floor", "loss_above_init")
 LOST_AFTER = 60.0  # seconds without a heartbeat
-SCHEMA_VERSION = "0001"
-ADVISORY_LOCK = 0x67726164  # "grad": held while a driver migrates
-
-metadata = sa.MetaData()
-
-# Times are seconds since the epoch (UTC): the one form that SQLite and PostgreSQL keep alike.
-runs = sa.Table(
-    "gradnorm_runs",
-    metadata,
-    sa.Column("id", sa.String(64), primary_key=True),
-    sa.Column("study", sa.String(200), nullable=False, index=True),
-    sa.Column("status", sa.String(16), nullable=False, index=True),
-    sa.Column("created_at", sa.Double, nullable=False, index=True),
-    sa.Column("ended_at", sa.Double),
-    sa.Column("heartbeat", sa.Double),
-    sa.Column("storage", sa.Text, nullable=False),
-    sa.Column("host", sa.String(255)),
-    sa.Column("git_commit", sa.String(64)),
-    sa.Column("versions", sa.JSON),  # {"python": "3.11.7", "torch": ..., "ray": ...}
-    sa.Column("config", sa.JSON, nullable=False),  # the resolved study file
-    sa.Column("data", sa.JSON),  # identity of the corpus: name, bytes, hash
-    sa.Column("notes", sa.JSON),  # sentences that a reader of the results must know
-    sa.Column("results", sa.JSON),  # verdicts, Pareto front: what is known at the end
-    sa.Column("error", sa.Text),
-)
-
-trials = sa.Table(
-    "gradnorm_trials",
-    metadata,
-    sa.Column("id", sa.String(72), primary_key=True),
-    sa.Column("run_id", sa.String(64), sa.ForeignKey("gradnorm_runs.id"), nullable=False, index=True),
-    sa.Column("number", sa.Integer, nullable=False),
-    sa.Column("arm", sa.Text, nullable=False),  # the label that pictures and tables show
-    sa.Column("arm_number", sa.Integer, nullable=False),
-    sa.Column("seed", sa.Integer, nullable=False),
-    sa.Column("status", sa.String(16), nullable=False, index=True),
-    sa.Column("reason", sa.String(32)),
-    sa.Column("diverged_step", sa.Integer),
-    sa.Column("step", sa.Integer, nullable=False),  # the last recorded step
-    sa.Column("num_steps", sa.Integer, nullable=False),
-    sa.Column("loss", sa.Double),
-    sa.Column("grad_norm", sa.Double),
-    sa.Column("steps_per_second", sa.Double),
-    sa.Column("started_at", sa.Double),
-    sa.Column("ended_at", sa.Double),
-    sa.Column("heartbeat", sa.Double),
-    sa.Column("attempts", sa.Integer, nullable=False),
-    sa.Column("num_parameters", sa.BigInteger),
-    sa.Column("config", sa.JSON, nullable=False),  # the resolved trial
-    sa.Column("overrides", sa.JSON, nullable=False),  # what this arm sets: dotted key -> value
-    sa.Column("notes", sa.JSON),  # e.g. which variant is a no-op in this precision
-    sa.Column("summary", sa.JSON),  # stability numbers, once it has ended
-    sa.Column("error", sa.Text),
-)
-
-
-class CatalogueError(RuntimeError):
-    """The catalogue can't be used as it is; says which and why."""
 
 
 class Catalogue:
-    """Runs and trials in the database at `url`; every row is a plain dict, keyed by column."""
+    """Runs and trials in the database at `url`; every row is a plain dict, keyed by column.
+
+    A connection is tested before it is used and replaced if the server has gone and come back.
+    """
 
     def __init__(self, url: str) -> None:
         try:
             self.url = sa.make_url(url)
         except (sa.exc.ArgumentError, ValueError) as error:
-            raise CatalogueError(
-                "the database must be a URL like sqlite:///runs/gradnorm.db or postgresql://user@host/name"
-            ) from error
-        if self.url.get_backend_name() == "postgresql":
+            known = "sqlite:///FILE, postgresql://USER@HOST/NAME"
+            raise CatalogueError(f"the database's URL can't be read; known: {known}") from error
+        if self.url.get_backend_name() in ("postgresql", "postgres"):
             self.url = self.url.set(drivername="postgresql+psycopg")
         try:
             self.engine = sa.create_engine(self.url, pool_pre_ping=True, connect_args=self._connect_args())
         except (sa.exc.ArgumentError, sa.exc.NoSuchModuleError, ImportError) as error:
             raise CatalogueError(f"database '{self.name}' can't be used: {error}") from error
+        self._is_current = False  # whether the schema was seen to be the one that this code knows
 
     @property
     def name(self) -> str:
@@ -101,17 +50,41 @@ class Catalogue:
     def _connect_args(self) -> dict[str, Any]:
         if self.url.get_backend_name() == "sqlite":
             return {"timeout": 15}
-        return {"connect_timeout": 5} if self.url.get_backend_name() == "postgresql" else {}
+        if self.url.get_backend_name() != "postgresql":
+            return {}
+        # A server whose machine is gone without a word is noticed within 20 s, not within TCP's 15 minutes.
+        known = {
+            "application_name": "gradnorm-study",
+            "connect_timeout": 5,
+            "keepalives_idle": 10,
+            "keepalives_interval": 5,
+            "keepalives_count": 2,
+            "tcp_user_timeout": 20_000,
+        }
+        return {key: value for key, value in known.items() if key not in self.url.query}
 
     @contextmanager
-    def _reading(self) -> Iterator[sa.Connection]:
+    def _connected(self) -> Iterator[sa.Connection]:
         if not self.has_database():
             raise CatalogueError(f"database '{self.name}' isn't there yet: no run has been started with it")
         try:
             with self.engine.connect() as connection:
                 yield connection
-        except (sa.exc.OperationalError, sa.exc.ProgrammingError, sa.exc.DatabaseError) as error:
-            raise CatalogueError(f"database '{self.name}' can't be read: {error.orig}") from error
+        except sa.exc.DBAPIError as error:
+            raise CatalogueError(f"database '{self.name}' can't be read: {_words(error)}") from error
+
+    @contextmanager
+    def _reading(self) -> Iterator[sa.Connection]:
+        with self._connected() as connection:
+            if not self._is_current:
+                version = schema_version(connection)
+                if version is None:
+                    raise CatalogueError(
+                        f"database '{self.name}' holds no runs: none has been started with it"
+                    )
+                check_version(version)
+                self._is_current = True
+            yield connection
 
     def has_database(self) -> bool:
         """Whether there is something to connect to: a SQLite file comes with the first run."""
@@ -124,17 +97,21 @@ class Catalogue:
         """Whether a database can be read that holds a catalogue."""
         return self.has_database() and self.schema_version() is not None
 
+    def check(self) -> None:
+        """CatalogueError unless the database answers now and holds a catalogue of this code's schema."""
+        self._is_current = False
+        with self._reading():
+            return
+
     def schema_version(self) -> str | None:
         """The version of the schema in the database, None where there is no catalogue yet."""
-        with self._reading() as connection:
-            if not sa.inspect(connection).has_table("gradnorm_alembic_version"):
-                return None
-            return connection.scalar(sa.text("select version_num from gradnorm_alembic_version"))
+        with self._connected() as connection:
+            return schema_version(connection)
 
     def migrate(self) -> None:
         """Bring the schema to this code's version, one driver at a time.
 
-        CatalogueError if the database is newer than this code or can't be reached.
+        SchemaError if the database is newer than this code, CatalogueError if it can't be reached.
         """
         from study.migrations import upgrade
 
@@ -142,19 +119,26 @@ class Catalogue:
             Path(self.url.database).parent.mkdir(parents=True, exist_ok=True)
         try:
             upgrade(self)
-        except sa.exc.DatabaseError as error:
-            raise CatalogueError(f"database '{self.name}' can't be used: {error.orig}") from error
+        except sa.exc.DBAPIError as error:
+            raise CatalogueError(f"database '{self.name}' can't be used: {_words(error)}") from error
+
+    def update(self) -> None:
+        """Migrate a catalogue that an older version of this code made; makes none."""
+        if self.is_there():
+            self.migrate()
 
     def add_run(self, run: Mapping[str, Any], its_trials: Iterable[Mapping[str, Any]]) -> None:
         """A new run with its trials, in one transaction; CatalogueError if the id exists."""
         try:
             with self.engine.begin() as connection:
-                connection.execute(sa.insert(runs).values(**run))
-                rows = [dict(trial) for trial in its_trials]
+                connection.execute(sa.insert(runs).values(**_storable(run)))
+                rows = [_storable(trial) for trial in its_trials]
                 if rows:
                     connection.execute(sa.insert(trials), rows)
         except sa.exc.IntegrityError as error:
             raise CatalogueError(f"run '{run['id']}' exists already in {self.name}") from error
+        except sa.exc.DBAPIError as error:
+            raise CatalogueError(f"database '{self.name}' can't be written: {_words(error)}") from error
 
     def save(
         self,
@@ -163,14 +147,21 @@ class Catalogue:
         new: Iterable[Mapping[str, Any]] = (),
         changes: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """In one transaction: set columns of a run, add trials, set columns of trials by id."""
+        """In one transaction: set columns of a run, add trials, set columns of trials by id.
+
+        Saving the same again is fine: whether a commit came through isn't known to one whose server
+        went away in the middle of it.
+        """
         with self.engine.begin() as connection:
             if run:
-                connection.execute(sa.update(runs).where(runs.c.id == run_id).values(**run))
-            if rows := [dict(row) for row in new]:
-                connection.execute(sa.insert(trials), rows)
-            for trial_id, values in (changes or {}).items():
-                connection.execute(sa.update(trials).where(trials.c.id == trial_id).values(**values))
+                connection.execute(sa.update(runs).where(runs.c.id == run_id).values(**_storable(run)))
+            if rows := [_storable(row) for row in new]:
+                insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+                connection.execute(insert(trials).on_conflict_do_nothing(index_elements=["id"]), rows)
+            # In one order always, so that two writers of a run wait for each other, but never both.
+            for trial_id, values in sorted((changes or {}).items()):
+                query = sa.update(trials).where(trials.c.id == trial_id)
+                connection.execute(query.values(**_storable(values)))
 
     def delete_run(self, run_id: str) -> None:
         """Forget a run and its trials; its traces are the storage's matter."""
@@ -232,6 +223,29 @@ class Catalogue:
         with self._reading() as connection:
             row = connection.execute(sa.select(trials).where(trials.c.id == trial_id)).mappings().first()
         return _present(dict(row)) if row else None
+
+
+def _words(error: sa.exc.DBAPIError) -> str:
+    """What the database said, in one line."""
+    return " ".join(str(error.orig).split())
+
+
+def _storable(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A row that every database takes: PostgreSQL refuses some that SQLite doesn't, for ever."""
+    return {key: _storable_value(value) for key, value in values.items()}
+
+
+def _storable_value(value: Any) -> Any:
+    """Text without NUL and lone surrogates, null for NaN and inf."""
+    if isinstance(value, str):
+        return value.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return _storable(value)
+    if isinstance(value, list | tuple):
+        return [_storable_value(item) for item in value]
+    return value
 
 
 def _status_is(table: sa.Table, status: str) -> sa.ColumnElement[bool]:

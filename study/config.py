@@ -151,9 +151,19 @@ class TrialConfig(Section):
 class SearchSection(Section):
     """How the space is walked; the words are Ray's and Optuna's own."""
 
-    algorithm: Literal["grid"] = "grid"
-    seeds: int = Field(1, gt=0)  # every arm is run this often, from trial.seed on
-    scheduler: Literal["none"] = "none"
+    algorithm: Literal["grid", "random", "optuna"] = "grid"
+    sampler: Literal["tpe", "gp", "nsga2", "cmaes", "qmc"] | None = None  # of optuna; tpe
+    num_samples: int | None = Field(None, gt=0)  # points of the space, for every arm; a grid takes all
+    sampler_seed: int = Field(0, ge=0)  # of the points that are drawn
+    seeds: int = Field(1, gt=0)  # every point is run this often, from trial.seed on
+    metric: str | None = None  # what is sought: a name of METRICS, or lr_sensitivity; final_loss
+    mode: Literal["min", "max"] | None = None  # which way is calmer, as METRICS has it
+    metrics: list[str] | None = Field(None, min_length=2, max_length=2)  # two at once: a Pareto front
+    modes: list[Literal["min", "max"]] | None = Field(None, min_length=2, max_length=2)
+    lr_sweep: list[float] | None = Field(None, min_length=2)  # learning rates of every point; lr_sensitivity
+    points_to_evaluate: list[dict[str, Any]] = []  # points, or parts of points, that come first
+    scheduler: Literal["none", "asha", "median"] = "none"  # stops trials early; hides late divergence
+    time_budget: float | None = Field(None, gt=0)  # seconds after which no trial is begun
     max_concurrent: int | None = Field(None, gt=0)
 
 

@@ -21,6 +21,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # they triple the cost of a report
 os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
+os.environ.setdefault("TUNE_MAX_PENDING_TRIALS_PG", "16")  # with a searcher it would start one by one
 
 import ray
 from ray import tune
@@ -30,11 +31,14 @@ from study.bookkeeper import Bookkeeper
 from study.catalogue import Catalogue
 from study.config import ConfigError, StudyConfig
 from study.estimates import Estimate
+from study.objectives import notes_of
 from study.progress import Line, Progress
-from study.space import Plan, trial_resources
+from study.search import ENDED, Search
+from study.searcher import JobSearcher, scheduler
+from study.space import Plan, num_fitting, trial_resources
+from study.storage import Storage
 from study.worker import run_trial
 
-ENDED = ("finished", "diverged", "pruned", "failed")
 # What of a worker's report goes into the catalogue's row of its trial.
 REPORTED = ("status", "reason", "diverged_step", "loss", "grad_norm", "steps_per_second", "summary", "error")
 OBJECT_STORE_BYTES = 100 * 2**20  # traces don't pass through it
@@ -95,7 +99,7 @@ def run_row(study: StudyConfig, settings: Settings, data: list[dict[str, Any]]) 
         "versions": _versions(),
         "config": study.model_dump(),
         "data": data,
-        "notes": [],
+        "notes": notes_of(study),
     }
 
 
@@ -199,6 +203,11 @@ class Events(tune.Callback):
         shown = {key: details[key] for key in ("steps_per_second", "data_wait") if key in details}
         self._changed(trial, shown=shown | {"note": note}, **values)
 
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        # What goes on when Tune says it is complete was stopped by a scheduler.
+        if self.status.get(trial.config["job"]["trial_id"]) == "running":
+            self._changed(trial, status="pruned", ended_at=time.time())
+
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self._changed(trial, status="pending", error=_reason(trial), shown={"note": "restarts"})
 
@@ -221,18 +230,18 @@ def run_jobs(
     settings: Settings,
     nodes: list[dict[str, Any]],
     attempts: dict[str, int] | None = None,
+    search: Search[Job] | None = None,
 ) -> None:
-    """Take the jobs, whose rows are in the catalogue, through Tune. Ctrl-C and SIGTERM end it early.
+    """Take the jobs, whose rows are in the catalogue, through Tune, and those that `search` suggests.
 
-    `attempts`: how often each trial was started before.
+    `attempts`: how often each trial was started before. Ctrl-C and SIGTERM end it early.
     """
     wanted = trial_resources(study, nodes)
-    lines = {
-        job.plan.trial_id(settings.run_id): Line(_shown_name(study, job.plan), job.plan.config.steps)
-        for job in jobs
-    }
-    specs = [
-        {
+    storage = Storage(settings.storage)
+    lines: dict[str, Line] = {}
+
+    def spec(job: Job) -> dict[str, Any]:
+        return {
             "run_id": settings.run_id,
             "trial_id": job.plan.trial_id(settings.run_id),
             "trial": job.plan.config.model_dump(),
@@ -240,25 +249,47 @@ def run_jobs(
             "flush_seconds": study.flush_seconds,
             "checkpoint_seconds": study.checkpoint_seconds,
         }
-        for job in jobs
-    ]
+
+    def show(new: Sequence[Job]) -> None:
+        for job in new:
+            line = Line(_shown_name(study, job.plan), job.plan.config.steps)
+            progress.add(job.plan.trial_id(settings.run_id), line)
+
+    def adopt(new: Sequence[Job]) -> None:
+        books.trial_added(*[trial_row(job, settings.run_id) for job in new])
+        show(new)
+
     with (
         Bookkeeper(settings.catalogue, settings.run_id) as books,
         Progress(settings.console, lines) as progress,
     ):
+        show(jobs)
         events = Events(books, progress, attempts or {})
+        limit = settings.max_concurrent or study.search.max_concurrent
+        searcher = JobSearcher(
+            jobs,
+            spec,
+            search=search,
+            adopt=adopt,
+            # A point that waits for room could have been suggested with more knowledge.
+            max_concurrent=limit or (num_fitting(wanted, nodes) if search else None),
+            time_budget=study.search.time_budget,
+        )
         tuner = tune.Tuner(
             tune.with_resources(run_trial, {key.lower(): value for key, value in wanted.items()}),
-            param_space={"job": tune.grid_search(specs)},
             tune_config=tune.TuneConfig(
-                max_concurrent_trials=settings.max_concurrent or study.search.max_concurrent,
+                search_alg=searcher,
+                scheduler=scheduler(study, [job.plan.config.steps for job in jobs]),
+                num_samples=-1,  # until the searcher has no more
                 # A new process a trial costs 4 s of a core; on a GPU its end is what frees the memory.
                 reuse_actors=not wanted.get("GPU"),
                 trial_dirname_creator=lambda trial: trial.config["job"]["trial_id"],
             ),
             run_config=tune.RunConfig(
                 name=f"tune-{time.strftime('%Y%m%d-%H%M%S')}",  # Tune overwrites a name that exists
-                storage_path=f"{settings.storage}/{settings.run_id}",
+                # The file system that was checked, not one that Ray would make of the address again.
+                storage_path=storage.path(settings.run_id),
+                storage_filesystem=None if storage.is_local else storage.fs,
                 failure_config=tune.FailureConfig(max_failures=study.max_failures),
                 callbacks=[events],
                 verbose=0,
@@ -270,17 +301,18 @@ def run_jobs(
             tuner.fit()
         finally:
             signal.signal(signal.SIGTERM, before)
-        _close_books(events, lines)
+        left = search.left if search and not searcher.out_of_time else 0
+        _close_books(events, lines, left)
 
 
-def _close_books(events: Events, lines: dict[str, Line]) -> None:
-    """The run's last word: trials that were cut off wait for a resume."""
+def _close_books(events: Events, lines: dict[str, Line], left: int) -> None:
+    """The run's last word: trials that were cut off, and points that are `left`, wait for a resume."""
     for trial_id in lines:
         if events.status.get(trial_id) not in ENDED:
             events.status[trial_id] = "pending"
             events.books.trial_changed(trial_id, status="pending", heartbeat=None)
     statuses = [events.status[trial_id] for trial_id in lines]
-    if "pending" in statuses:
+    if "pending" in statuses or left:
         status = "interrupted"
     else:
         status = "failed" if all(one == "failed" for one in statuses) else "finished"

@@ -1,11 +1,13 @@
-"""What the stability numbers mean: every name that a trial's summary can have, in one table.
+"""What the stability numbers mean and how they are written: every name of a summary, in one table.
 
 Used by metrics.py (which computes them), by claims (which may name only these) and by the reading
 and the docs. Sampled columns of a trace add a first_, peak_ and last_ number each.
 """
 
 import difflib
+import math
 from dataclasses import dataclass
+from typing import Any
 
 STAGES = ("first", "peak", "last")
 
@@ -37,6 +39,25 @@ def metric_of(name: str) -> Metric:
     hint = f", did you mean '{nearest[0]}'?" if nearest else ""
     known = [*METRICS, *(f"{{first,peak,last}}_{column}" for column in SAMPLED)]
     raise ValueError(f"unknown metric '{name}'{hint}; known: {', '.join(known)}")
+
+
+def say(value: float | None) -> str:
+    """A number as the reading and the verdicts write it: whole, or to three significant digits."""
+    if value is None:
+        return "-"
+    if isinstance(value, int) or (value == int(value) and abs(value) < 1e6):
+        return f"{int(value):,}"
+    if not 1e-3 <= abs(value) < 1e6:
+        return f"{value:.2e}"
+    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{digits}f}"
+
+
+def sentence(template: str, **parts: float | str | None) -> dict[str, Any]:
+    """{text, numbers}: the template filled in, its numbers by `say`, and those numbers as they are."""
+    written = {name: part if isinstance(part, str) else say(part) for name, part in parts.items()}
+    numbers = {name: part for name, part in parts.items() if not isinstance(part, str)}
+    return {"text": template.format(**written), "numbers": numbers}
 
 
 # Sampled columns, and groups of them (with a slash) -> unit, which way is calmer.

@@ -5,21 +5,31 @@ Everything that can be refused is refused before anything is made.
 
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
+from rich.markdown import Markdown
+from rich.text import Text
 
 from study.catalogue import Catalogue
-from study.config import ConfigError, StudyConfig, TrialConfig, load_study, study_source
+from study.claims import check as check_claims
+from study.claims import parse as parse_claims
+from study.config import ConfigError, StudyConfig, TrialConfig, load_study, study_source, trial_config
 from study.data import Tokens, load_corpus
+from study.disk import print_disk_use, warn_of_a_full_disk
 from study.driver import Job, Settings, connect, driver_name, is_driving, run_jobs, run_row, trial_row
 from study.estimates import estimate
+from study.objectives import conclude
 from study.progress import Line, Progress
-from study.space import Plan, plan_trials, trial_resources
+from study.reading import arms_of, read, to_markdown
+from study.search import Away, Search
+from study.space import Plan, named_arms, plan_trials, trial_resources
 from study.storage import Storage
 from study.tables import plan_table, print_results
 
+CONTRADICTED = 3  # exit status of a run that is whole and contradicts a claim of its study
 RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
 
@@ -41,16 +51,33 @@ class Place:
         return cls(opened, Catalogue(db or f"sqlite:///{opened.root}/gradnorm.db"), **rest)
 
 
-def plan_run(name: str, overrides: list[str]) -> tuple[StudyConfig, list[Job], list[Tokens]]:
+def plan_run(name: str, overrides: list[str]) -> tuple[StudyConfig, list[Job], dict[str, Tokens]]:
     """A study with its trials, each known to be buildable, and its corpora."""
     study, where = load_study(name, overrides), study_source(name)
-    plans = plan_trials(study, where)
     data: dict[str, Tokens] = {}
-    for plan in plans:
-        if str(plan.config.data) not in data:
-            data[str(plan.config.data)] = load_corpus(plan.config.data)
-    jobs = [Job(plan, estimate(plan.config, data[str(plan.config.data)], where)) for plan in plans]
-    return study, jobs, list(data.values())
+    make = _job_maker(data, where)
+    jobs = [make(plan) for plan in plan_trials(study, where)]
+    if study.search.algorithm == "optuna":
+        _load_arms_data(study, data)
+    try:
+        # A search's arms are not known before it; then claims are only read.
+        arms = arms_of([trial_row(job, "planned") for job in jobs])
+        check_claims(study.claims, arms) if arms else parse_claims(study.claims)
+    except ValueError as error:
+        raise ConfigError(f"{error} ({where}: claims)") from error
+    return study, jobs, data
+
+
+def _job_maker(data: dict[str, Tokens], where: str = "") -> Callable[[Plan], Job]:
+    """What turns a Plan into a Job; keeps in `data` the corpora that it loads. It raises ConfigError."""
+
+    def make(plan: Plan) -> Job:
+        key = str(plan.config.data)
+        if key not in data:
+            data[key] = load_corpus(plan.config.data)
+        return Job(plan, estimate(plan.config, data[key], where))
+
+    return make
 
 
 def show_plan(name: str, overrides: list[str], console: Console) -> int:
@@ -67,6 +94,7 @@ def start_run(name: str, overrides: list[str], run_id: str | None, place: Place,
     if not RUN_ID.fullmatch(run_id) or run_id == "latest":
         raise ConfigError(f"run id '{run_id}' must be 1 to 64 of a-z, 0-9 and '-', not '-' first (--run-id)")
     storage, catalogue = place.storage, place.catalogue
+    catalogue.update()
     if storage.exists(run_id) or (catalogue.is_there() and catalogue.run(run_id)):
         raise ConfigError(f"run '{run_id}' exists already in {storage.uri} (--run-id)")
     nodes = connect(place.address)
@@ -74,11 +102,60 @@ def start_run(name: str, overrides: list[str], run_id: str | None, place: Place,
     storage.check_writable()
     catalogue.migrate()
     settings = Settings(run_id, storage.uri, catalogue, console, place.max_concurrent)
-    identities = [tokens.identity for tokens in data]
+    identities = [tokens.identity for tokens in data.values()]
     catalogue.add_run(run_row(study, settings, identities), [trial_row(job, run_id) for job in jobs])
-    console.print(f"run {run_id}: {len(jobs)} trials of study {study.name}", highlight=False)
-    run_jobs(study, jobs, settings, nodes)
-    return print_results(console, catalogue, run_id)
+    search = _open_search(study, run_id, place, data, [])
+    count = len(jobs) if search is None else search.left * study.search.seeds * search.width
+    console.print(f"run {run_id}: {count} trials of study {study.name}", highlight=False)
+    warn_of_a_full_disk(storage, sum(job.estimate.num_parameters for job in jobs), console)
+    run_jobs(study, jobs, settings, nodes, search=search)
+    return _conclude(study, run_id, place, console, search)
+
+
+def _load_arms_data(study: StudyConfig, data: dict[str, Tokens]) -> None:
+    """The corpora of a search, whose trials are made as it goes: its space can't hold other ones."""
+    for _, overrides in named_arms(study):
+        of_data = {key: value for key, value in overrides.items() if key.split(".")[0] == "data"}
+        config = trial_config(study.trial, of_data)
+        if str(config.data) not in data:
+            data[str(config.data)] = load_corpus(config.data)
+
+
+def _open_search(
+    study: StudyConfig, run_id: str, place: Place, data: dict[str, Tokens], rows: list[dict[str, Any]]
+) -> Search[Job] | None:
+    """The search of an optuna study, with its history; its studies lie beside the catalogue's tables."""
+    if study.search.algorithm != "optuna":
+        return None
+    _load_arms_data(study, data)
+    url = place.catalogue.url.render_as_string(hide_password=False)
+    try:
+        return Search(study, run_id, url, _job_maker(data), rows)
+    except Away as error:
+        raise ConfigError(f"database '{place.catalogue.name}' can't keep the search: {error}") from error
+
+
+def _conclude(
+    study: StudyConfig, run_id: str, place: Place, console: Console, search: Search[Job] | None
+) -> int:
+    """Settle a search and say what came out; the exit status."""
+    if search is not None:
+        search.settle()
+    run = find_run(run_id, place)
+    trials = place.catalogue.trials(run_id)
+    results, notes = conclude(study, trials)
+    notes = list(dict.fromkeys([*(run["notes"] or []), *(search.notes if search else []), *notes]))
+    reading = read(run, arms_of(trials))
+    results = (run["results"] or {}) | results | {"verdicts": reading["verdicts"]}
+    place.catalogue.save(run_id, {"results": results, "notes": notes})
+    status = print_results(console, place.catalogue, run_id)
+    if status in (0, 1):
+        text = to_markdown(reading)
+        console.print(Markdown(text) if console.is_terminal else Text(text))
+    if status == 0 and any(verdict["verdict"] == "contradicted" for verdict in reading["verdicts"]):
+        status = CONTRADICTED
+    print_disk_use(place.storage, run_id, [trial["id"] for trial in trials], console)
+    return status
 
 
 def resume_run(run_id: str, place: Place, console: Console) -> int:
@@ -87,47 +164,52 @@ def resume_run(run_id: str, place: Place, console: Console) -> int:
     It is rebuilt from the catalogue and the checkpoints; Ray's own record of the experiment is not
     needed, so nothing in it can be stale. A run whose driver is alive is refused.
     """
+    place.catalogue.update()
     run = find_run(run_id, place)
     if is_driving(run):
         raise ConfigError(f"run '{run['id']}' is being driven on {run['host']} (--resume)")
     study = StudyConfig.model_validate(run["config"])
-    rows = [
-        row
-        for row in place.catalogue.trials(run["id"])
-        if row["status"] not in ("finished", "diverged", "pruned")
-    ]
-    if not rows:
+    rows = place.catalogue.trials(run["id"])
+    data: dict[str, Tokens] = {}
+    waiting = [row for row in rows if row["status"] not in ("finished", "diverged", "pruned")]
+    jobs = _jobs_of(waiting, data)
+    search = _open_search(study, run["id"], place, data, rows)
+    if not jobs and not (search and search.left):
         console.print(f"run {run['id']} has no trial left to resume")
-        return print_results(console, place.catalogue, run["id"])
-    jobs, data = _jobs_of(rows)
-    if known := {one["sha256"] for one in run["data"]} - {one.identity["sha256"] for one in data}:
+        return _conclude(study, run["id"], place, console, search)
+    known = {one["sha256"] for one in run["data"]}
+    if changed := {tokens.identity["sha256"] for tokens in data.values()} - known:
         raise ConfigError(
-            f"the corpus has changed since run '{run['id']}': no data with sha256 {known.pop()[:12]}"
+            f"the corpus has changed since run '{run['id']}': sha256 {changed.pop()[:12]} is not among its data"
         )
     nodes = connect(place.address)
     trial_resources(study, nodes)
     settings = Settings(run["id"], place.storage.uri, place.catalogue, console, place.max_concurrent)
-    attempts = {row["id"]: row["attempts"] for row in rows}
+    attempts = {row["id"]: row["attempts"] for row in waiting}
     now = time.time()
     place.catalogue.save(
         run["id"], {"status": "running", "host": driver_name(), "heartbeat": now, "ended_at": None}
     )
-    console.print(f"run {run['id']} goes on: {len(jobs)} trials are left", highlight=False)
-    run_jobs(study, jobs, settings, nodes, attempts)
-    return print_results(console, place.catalogue, run["id"])
+    points = f" and {search.left} points" if search else ""
+    console.print(f"run {run['id']} goes on: {len(jobs)} trials{points} are left", highlight=False)
+    run_jobs(study, jobs, settings, nodes, attempts, search)
+    return _conclude(study, run["id"], place, console, search)
 
 
-def _jobs_of(rows: list[dict[str, Any]]) -> tuple[list[Job], list[Tokens]]:
-    data: dict[str, Tokens] = {}
-    jobs = []
-    for row in rows:
-        config = TrialConfig.model_validate(row["config"])
-        key = str(config.data)
-        if key not in data:
-            data[key] = load_corpus(config.data)
-        plan = Plan(row["number"], row["arm"], row["arm_number"], row["overrides"], config)
-        jobs.append(Job(plan, estimate(config, data[key])))
-    return jobs, list(data.values())
+def _jobs_of(rows: list[dict[str, Any]], data: dict[str, Tokens]) -> list[Job]:
+    make = _job_maker(data)
+    return [
+        make(
+            Plan(
+                row["number"],
+                row["arm"],
+                row["arm_number"],
+                row["overrides"],
+                TrialConfig.model_validate(row["config"]),
+            )
+        )
+        for row in rows
+    ]
 
 
 def find_run(run_id: str, place: Place) -> dict[str, Any]:

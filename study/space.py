@@ -1,14 +1,20 @@
-"""From a study to its trials: arms, grids and seeds, and what a trial takes of the cluster.
+"""From a study to its trials: arms, points and seeds, and what a trial takes of the cluster.
 
 With worker.py, driver.py and run.py the only files that import Ray.
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from study.config import ConfigError, StudyConfig, TrialConfig, trial_config
+from study.distributions import Params, Space
+from study.objectives import check_search
+
+CHECKED_POINTS = 64  # drawn before a search, to find what can't be built
+MAX_REFUSED = 100  # points in a row that can't be built before a search gives up
 
 
 @dataclass(frozen=True)
@@ -26,44 +32,133 @@ class Plan:
 
 
 def plan_trials(study: StudyConfig, where: str = "") -> list[Plan]:
-    """All trials of a grid study: every arm times every point of the space, once a seed.
+    """All trials that are known before the run: every arm times every point, once a seed.
 
-    Seeds vary slowest, so that a run that is cut short has compared all arms. ConfigError if
-    anything in it can't be built.
+    Seeds vary slowest, so that a run that is cut short has compared all arms. None where Optuna
+    suggests the points; what it may suggest is checked. ConfigError if anything can't be built.
     """
+    check_search(study, where)
     plans: list[Plan] = []
-    if study.arms or study.space:
-        trial_config(study.trial, {}, f"{where}: trial")  # what is wrong there is no arm's fault
-    first_seed = int(study.trial.get("seed", 0))
-    for seed in range(first_seed, first_seed + study.search.seeds):
-        for arm_number, (label, overrides) in enumerate(arms(study)):
+    if study.search.algorithm != "grid":
+        _check_points(study, where)
+    if study.search.algorithm == "optuna":
+        from study.samplers import check_sampler
+
+        check_sampler(study.search)
+        return plans
+    for seed in seeds(study):
+        for arm_number, (label, overrides) in enumerate(arms(study, where)):
             config = trial_config(study.trial, overrides | {"seed": seed}, f"{where}: arm '{label}'")
             plans.append(Plan(len(plans), label, arm_number, overrides, config))
     return plans
 
 
-def arms(study: StudyConfig) -> list[tuple[str, dict[str, Any]]]:
+def seeds(study: StudyConfig) -> range:
+    """The seeds that every arm is run with."""
+    first = int(study.trial.get("seed", 0))
+    return range(first, first + study.search.seeds)
+
+
+def arms(study: StudyConfig, where: str = "") -> list[tuple[str, dict[str, Any]]]:
     """(label, overrides) of every arm; a label is built from what differs where none is given."""
-    found = []
-    points = list(_grid(study.space))
-    for arm in study.arms or [{}]:
-        for point in points:
-            overrides = {key: value for key, value in arm.items() if key != "label"} | point
-            if "seed" in overrides:
-                raise ConfigError("seeds are not an arm's matter: use search.seeds (arms: seed)")
-            found.append((_label(study, arm.get("label"), overrides, point), overrides))
-    labels = [label for label, _ in found]
-    for label in labels:
-        if labels.count(label) > 1:
+    random = study.search.algorithm == "random"
+    drawn = _drawn(study, where) if random else list(_grid(study.space))
+    found = [one for arm in named_arms(study) for point in drawn for one in point_arms(study, *arm, point)]
+    labels = Counter(label for label, _ in found)
+    for label, count in labels.items():
+        if count > 1:
             raise ConfigError(f"two arms are labelled '{label}'; labels must differ (arms: label)")
     return found
+
+
+def named_arms(study: StudyConfig) -> list[tuple[str | None, dict[str, Any]]]:
+    """(label, overrides) of the study's `arms`; one that sets nothing where there are none."""
+    found = []
+    for arm in study.arms or [{}]:
+        overrides = {key: value for key, value in arm.items() if key != "label"}
+        if "seed" in overrides or "seed" in study.space:
+            raise ConfigError("seeds are not an arm's matter: use search.seeds (arms or space: seed)")
+        found.append((arm.get("label"), overrides))
+    return found
+
+
+def point_arms(
+    study: StudyConfig, label: str | None, overrides: Mapping[str, Any], point: Mapping[str, Any]
+) -> list[tuple[str, dict[str, Any]]]:
+    """The arms that a point of the space makes of a named arm: one, or one a learning rate of the sweep."""
+    found = []
+    rates: Iterable[float | None] = study.search.lr_sweep or [None]
+    for rate in rates:
+        here = dict(point) if rate is None else {**point, "optimizer.lr": rate}
+        found.append((_label(study, label, {**overrides, **here}, here), {**overrides, **here}))
+    return found
+
+
+def _drawn(study: StudyConfig, where: str) -> list[dict[str, Any]]:
+    """Points at random, all different, that can be built with every arm."""
+    space = Space(study.space)
+    found: list[dict[str, Any]] = []
+    refused = 0
+    for _, point in space.random_points(study.search.sampler_seed, first_points(study, space)):
+        error = _refusal(study, point, f"{where}: space")
+        if error is None and point not in found:
+            found.append(point)
+            refused = 0
+        else:
+            problem, refused = str(error or "the space holds no more"), refused + 1
+        if len(found) == study.search.num_samples:
+            break
+        if refused == MAX_REFUSED:
+            raise ConfigError(
+                f"only {len(found)} of {study.search.num_samples} points could be drawn: {problem}"
+            )
+    return found
+
+
+def _refusal(study: StudyConfig, point: dict[str, Any], where: str) -> ConfigError | None:
+    """Why a point can't be built with every arm."""
+    try:
+        for _, overrides in named_arms(study):
+            trial_config(study.trial, overrides | point, where)
+    except ConfigError as error:
+        return error
+    return None
+
+
+def first_points(study: StudyConfig, space: Space) -> list[Params]:
+    """The parameters of points_to_evaluate; ConfigError for one that the space does not hold."""
+    return [space.encode(point, "search: points_to_evaluate") for point in study.search.points_to_evaluate]
+
+
+def _check_points(study: StudyConfig, where: str) -> None:
+    """ConfigError if a key or an option of the space is in no point, of many, that can be built."""
+    space = Space(study.space)
+    if not study.space:
+        raise ConfigError(f"algorithm {study.search.algorithm} needs a space ({where}: space)")
+    for params in first_points(study, space):
+        draws = [next(space.random_points(seed, [params]))[1] for seed in range(5)]  # what it leaves open
+        errors = [_refusal(study, point, f"{where}: search: points_to_evaluate") for point in draws]
+        if error := min(errors, key=lambda one: one is not None):
+            raise error
+    built: set[tuple[str, str]] = set()
+    refused: dict[tuple[str, str], ConfigError] = {}
+    for params, point in itertools.islice(space.random_points(0), CHECKED_POINTS):
+        parts = {(name, "" if isinstance(value, float) else str(value)) for name, value in params.items()}
+        if error := _refusal(study, point, f"{where}: space"):
+            refused |= dict.fromkeys(parts, error)
+        else:
+            built |= parts
+    for part, error in refused.items():
+        if part not in built:
+            raise error
 
 
 def _grid(space: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
     for key, values in space.items():
         if not isinstance(values, list) or not values:
             raise ConfigError(
-                f"a grid's values must be a list that is not empty, got {values!r} (space: {key})"
+                f"a grid's values must be a list that is not empty, got {values!r}; "
+                f"distributions need algorithm random or optuna (space: {key})"
             )
     for values in itertools.product(*space.values()):
         yield dict(zip(space, values, strict=True))
@@ -101,3 +196,13 @@ def trial_resources(study: StudyConfig, nodes: Iterable[Mapping[str, Any]]) -> d
         asked = ", ".join(f"{key.lower()} {value:g}" for key, value in wanted.items())
         raise ConfigError(f"a trial that takes {asked} fits on no node; the cluster has: {has} (resources)")
     return wanted
+
+
+def num_fitting(wanted: Mapping[str, float], nodes: Iterable[Mapping[str, Any]]) -> int:
+    """How many trials, each taking `wanted`, the cluster holds at once; at least one."""
+    available = [dict(node["Resources"]) for node in nodes if node["Alive"]]
+    asked = {key: value for key, value in wanted.items() if value > 0}
+    rooms = [
+        min(int(node.get(key, 0.0) / value + 1e-9) for key, value in asked.items()) for node in available
+    ]
+    return max(1, sum(rooms))

@@ -1,16 +1,24 @@
 """Files under one root: a local folder, NFS, or an object store, by one code path (pyarrow.fs).
 
 What is written here appears whole or not at all: locally under a temporary name and then a
-rename, on an object store as one upload.
+rename, on an object store as one upload. S3 finds its endpoint, region and keys where every client
+of it looks: AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, or a machine's role.
 """
 
 import os
+import re
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from pyarrow import ArrowException, Buffer, fs
+
+Result = TypeVar("Result")
+
+PATIENCE_SECONDS = 60.0  # how long a remote storage may be away before what needs it fails
 
 
 class StorageError(OSError):
@@ -28,10 +36,11 @@ class Storage:
                 self.root = str(Path(text.removeprefix("file://")).expanduser().absolute())
                 self.uri, self.fs = self.root, fs.LocalFileSystem()
             else:
-                self.uri = text.rstrip("/")
-                self.fs, self.root = fs.FileSystem.from_uri(self.uri)
+                self.uri = text if text.endswith("//") else text.rstrip("/")
+                self.fs, root = fs.FileSystem.from_uri(_address(self.uri))
+                self.root = root.rstrip("/")
         except (ArrowException, ValueError, OSError) as error:
-            raise StorageError(f"storage '{text}' can't be opened: {error}") from error
+            raise StorageError(f"storage '{_shown(text)}' can't be opened: {error}") from error
 
     def path(self, name: str) -> str:
         """The file system's own path of `name`."""
@@ -41,13 +50,16 @@ class Storage:
         """Write and delete a probe; StorageError with the reason if that fails."""
         probe = f".probe-{uuid.uuid4().hex}"
         try:
-            self.write(probe, b"")
+            self._write(probe, b"")
             self.delete(probe)
         except (OSError, ArrowException) as error:
-            raise StorageError(f"storage '{self.uri}' can't be written: {error}") from error
+            raise StorageError(f"storage '{self.uri}' can't be written: {self._reason(error)}") from error
 
     def write(self, name: str, content: bytes | Buffer) -> None:
         """Write `name` whole; a reader sees the old content or the new, never a part."""
+        self._patiently(lambda: self._write(name, content))
+
+    def _write(self, name: str, content: bytes | Buffer) -> None:
         path = self.path(name)
         if not self.is_local:
             with self.fs.open_output_stream(path) as stream:
@@ -70,6 +82,21 @@ class Storage:
             with open(path, "wb") as file:
                 file.write(content)
 
+    def _patiently(self, work: Callable[[], Result]) -> Result:
+        """`work`, again while a remote storage is away, for about a minute: a blip costs no trial."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        pause = 0.5
+        while True:
+            try:
+                return work()
+            except (FileNotFoundError, PermissionError):
+                raise
+            except OSError as error:
+                if self.is_local or "NO_SUCH_" in str(error) or time.monotonic() + pause > deadline:
+                    raise
+            time.sleep(pause)
+            pause = min(2 * pause, 8.0)
+
     def read(self, name: str) -> Buffer:
         """The whole content of `name`; FileNotFoundError if there is none."""
         with self.fs.open_input_file(self.path(name)) as file:
@@ -88,8 +115,11 @@ class Storage:
         yield from self.fs.get_file_info(selector)
 
     def exists(self, name: str) -> bool:
-        """Whether a file or folder of that name is there."""
-        return self.fs.get_file_info(self.path(name)).type != fs.FileType.NotFound
+        """Whether a file or folder of that name is there; StorageError if that can't be known."""
+        try:
+            return self.fs.get_file_info(self.path(name)).type != fs.FileType.NotFound
+        except OSError as error:
+            raise StorageError(f"storage '{self.uri}' can't be read: {self._reason(error)}") from error
 
     def delete(self, name: str) -> None:
         """Delete one file; fine if it is gone already."""
@@ -102,3 +132,30 @@ class Storage:
         """Delete a folder with all that it holds; fine if it is gone already."""
         if self.exists(name):
             self.fs.delete_dir(self.path(name))
+
+    def _reason(self, error: Exception) -> str:
+        """What is wrong, without where in the client it was noticed."""
+        text = " ".join(str(error).split())
+        if "NO_SUCH_BUCKET" in text:
+            return f"there is no bucket '{self.root.split('/')[0]}'"
+        found = re.search(r"AWS Error (\w+) during (\w+) operation: (.*)", text)
+        return f"{found[3]} ({found[1]} during {found[2]})" if found else text
+
+
+def _address(uri: str) -> str:
+    """A remote URI as pyarrow takes it; ValueError if it holds keys, which the catalogue would show."""
+    parts = urlsplit(uri)
+    if parts.scheme != "s3":
+        return uri
+    if not parts.netloc:
+        raise ValueError("it names no bucket; known: s3://BUCKET/PREFIX")
+    if "@" in parts.netloc:
+        raise ValueError(
+            "keys don't belong in it; known: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY (environment)"
+        )
+    # A small file is then one PUT; by default each is an upload of three requests.
+    return f"{uri}{'&' if parts.query else '?'}allow_delayed_open=true"
+
+
+def _shown(uri: str) -> str:
+    return re.sub(r"//[^/]*@", "//***@", uri)

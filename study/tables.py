@@ -40,7 +40,11 @@ def plan_table(study: "StudyConfig", jobs: Sequence["Job"]) -> RenderableType:
             f"{job.estimate.memory / 2**20:,.0f} MiB",
         )
     notes = [f"{job.plan.arm}: {note}" for job in jobs for note in job.estimate.notes]
-    return Group(Text(f"study {study.name}: {len(jobs)} trials"), table, *_notes(notes))
+    title = f"study {study.name}: {len(jobs)} trials"
+    if study.search.algorithm == "optuna":
+        arms, points, seeds = max(1, len(study.arms)), study.search.num_samples, study.search.seeds
+        title = f"study {study.name}: {points} points for each of {arms} arms with {seeds} seeds, from optuna"
+    return Group(Text(title), table, *_notes(notes))
 
 
 def results_table(trials: Sequence[dict[str, Any]]) -> RenderableType:
@@ -68,11 +72,27 @@ def results_table(trials: Sequence[dict[str, Any]]) -> RenderableType:
     return Group(table, *_notes(notes), *[Text(error, "red") for error in errors])
 
 
+def conclusions(run: dict[str, Any]) -> list[str]:
+    """The best arm or the Pareto front of a run, and its notes, a line each."""
+    results = run["results"] or {}
+    names = [one["metric"] for one in results.get("objectives", [])]
+    lines = []
+    for title, points in (("best", [results.get("best")]), ("Pareto front", results.get("pareto", []))):
+        for point in filter(None, points):
+            values = ", ".join(
+                f"{name} {number(value)}" for name, value in zip(names, point["values"], strict=True)
+            )
+            lines.append(f"{title}: {values}  arm {point['arm_number']}: {point['arm']}")
+    return lines + [f"note: {note}" for note in run["notes"] or []]
+
+
 def print_results(console: Console, catalogue: Catalogue, run_id: str) -> int:
     """Print how a run came out; its exit status: 0 done, 1 a trial failed, 130 interrupted."""
     run, trials = catalogue.run(run_id), catalogue.trials(run_id)
     assert run is not None, run_id
     console.print(results_table(trials))
+    for line in conclusions(run):
+        console.print(line, soft_wrap=True, highlight=False)
     if run["status"] == "interrupted":
         console.print(
             f"run {run_id} was interrupted; what it recorded is in {run['storage']}", soft_wrap=True

@@ -2,14 +2,18 @@
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import sqlalchemy as sa
+from servers import ObjectStore, PostgreSQL, postgresql
 
+from study import catalogue as tables
 from study.catalogue import Catalogue
 from study.storage import Storage
 from study.traces import TraceWriter
@@ -114,11 +118,70 @@ class TinyStore:
         self.catalogue.add_run(run, rows)
         return [row["id"] for row in rows]
 
+    def change(
+        self, run_id: str, run: dict[str, Any] | None = None, trials: dict[str, dict[str, Any]] | None = None
+    ) -> None:
+        """Set columns of a run and of its trials, as a driver does while it goes on."""
+        with self.catalogue.engine.begin() as connection:
+            if run:
+                connection.execute(sa.update(tables.runs).where(tables.runs.c.id == run_id).values(**run))
+            for trial_id, values in (trials or {}).items():
+                chosen = tables.trials.c.id == trial_id
+                connection.execute(sa.update(tables.trials).where(chosen).values(**values))
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> TinyStore:
     """An empty store; its catalogue is migrated."""
     return TinyStore(tmp_path / "runs")
+
+
+@pytest.fixture
+def client_at():
+    """A client of a service over a folder: `client_at(folder, **settings)`."""
+    from starlette.testclient import TestClient
+
+    from service.app import create_app
+    from service.settings import Settings
+
+    with ExitStack() as stack:
+
+        def enter(folder: Path, **values: Any) -> TestClient:
+            app = create_app(Settings(storage=str(folder), log_level="error", **values))
+            return stack.enter_context(TestClient(app))
+
+        yield enter
+
+
+@pytest.fixture
+def client_of(client_at):
+    """A client of a service over a tiny store: `client_of(store, **settings)`."""
+    return lambda store, **values: client_at(store.folder, **values)
+
+
+@pytest.fixture(scope="session")
+def postgresql_server() -> Iterator[PostgreSQL]:
+    """A throw-away PostgreSQL; skipped where none is installed."""
+    with postgresql() as server:
+        yield server
+
+
+@pytest.fixture
+def object_store(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
+    """An empty S3, to which this test's environment leads."""
+    server = ObjectStore()
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty database, once of each kind."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'gradnorm.db'}"
+    return request.getfixturevalue("postgresql_server").new_database()
 
 
 @pytest.fixture(scope="session")

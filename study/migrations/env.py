@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from study.migrations import VERSION_TABLE
+from study.schema import VERSION_TABLE
 
 connection = context.config.attributes["connection"]
 context.configure(connection=connection, version_table=VERSION_TABLE, transaction_per_migration=False)

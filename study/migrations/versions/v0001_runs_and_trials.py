@@ -33,7 +33,7 @@ def upgrade() -> None:
         sa.Column("number", sa.Integer, nullable=False),
         sa.Column("arm", sa.Text, nullable=False),
         sa.Column("arm_number", sa.Integer, nullable=False),
-        sa.Column("seed", sa.Integer, nullable=False),
+        sa.Column("seed", sa.BigInteger, nullable=False),
         sa.Column("status", sa.String(16), nullable=False, index=True),
         sa.Column("reason", sa.String(32)),
         sa.Column("diverged_step", sa.Integer),
