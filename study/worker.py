@@ -115,4 +115,5 @@ def _summary(storage: Any, job: dict[str, Any], report: Any) -> dict[str, Any]:
     from study.traces import read_trace
 
     trace = read_trace(storage, job["run_id"], job["trial_id"])
-    return summarize(trace.columns(), status=report.status, reason=report.reason)
+    num_steps = job["trial"]["steps"]
+    return summarize(trace.columns(), status=report.status, reason=report.reason, num_steps=num_steps)
