@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("models", "study", "service")
 MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
-MAY_IMPORT_RAY = {"study/run.py", "study/space.py", "study/driver.py", "study/worker.py"}
+MAY_IMPORT_RAY = {"study/run.py", "study/driver.py", "study/searcher.py", "study/worker.py"}
 
 
 def names(path: Path) -> str:
@@ -67,7 +67,7 @@ def test_a_file_imports_along_the_arrows_only(path: Path) -> None:
 @pytest.mark.parametrize("path", MODULES, ids=names)
 def test_a_file_says_what_it_is_and_stays_short(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    assert ast.get_docstring(ast.parse(text)), "a module docstring says what and why"
+    assert not text or ast.get_docstring(ast.parse(text)), "a module docstring says what and why"
     assert len(text.splitlines()) <= 300
 
 
