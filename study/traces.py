@@ -34,7 +34,6 @@ from study.parts import (
 from study.storage import Storage
 
 MAX_PARTS = 64
-LISTINGS = 5  # at most, for one answer, while a writer merges what a listing named
 
 
 class TraceError(ValueError):
@@ -70,30 +69,14 @@ def read_trace(
     columns: Sequence[str] | None = None,
     first: int = 1,
     last: int | None = None,
+    listings: int = 5,
 ) -> Trace:
     """Steps `first` to `last` of a trial's trace (both included; None: to the end).
 
     `columns` limits what is read; `step` is always there. Columns that a part lacks are null in its
-    rows. Parts that can't be read are named in `unreadable` and left out.
+    rows. Parts that can't be read are named in `unreadable` and left out. `listings`: how often to
+    begin anew, at most, because a writer has merged what a listing named.
     """
-    for _ in range(LISTINGS - 1):
-        try:
-            return _read_listed(storage, run_id, trial_id, columns, first, last)
-        except FileNotFoundError:
-            continue  # merged away since the listing, into a part that may have been read before that
-    return _read_listed(storage, run_id, trial_id, columns, first, last, final=True)
-
-
-def _read_listed(
-    storage: Storage,
-    run_id: str,
-    trial_id: str,
-    columns: Sequence[str] | None,
-    first: int,
-    last: int | None,
-    final: bool = False,
-) -> Trace:
-    """What one listing of the parts leads to; FileNotFoundError, unless `final`, if one is gone by then."""
     folder = trace_folder(run_id, trial_id)
     tables: list[pa.Table] = []
     unreadable: list[str] = []
@@ -108,8 +91,9 @@ def _read_listed(
         try:
             table = read_part(storage, f"{folder}/{name}", columns, present)
         except (pa.ArrowException, OSError, KeyError) as error:
-            if isinstance(error, FileNotFoundError) and not final:
-                raise
+            if isinstance(error, FileNotFoundError) and listings > 1:
+                # Its rows are in a part that may have been read before they came there.
+                return read_trace(storage, run_id, trial_id, columns, first, last, listings - 1)
             unreadable.append(f"{name}: {error}")
             continue
         steps = table.column("step").to_numpy()

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from trial_runs import assert_same_state
 
 from models.clipping import CLIPS
 from study.checkpoints import checkpoint_folder, load_checkpoints, save_checkpoint
@@ -13,25 +14,6 @@ from study.train import Trial
 
 RUN, TRIAL = "run", "run_00000"
 FOLDER = checkpoint_folder(RUN, TRIAL)
-
-
-def flatten(state: Any, name: str = "") -> dict[str, Any]:
-    """Every leaf of a nested state by its path."""
-    if isinstance(state, dict):
-        return {key: leaf for part in state for key, leaf in flatten(state[part], f"{name}/{part}").items()}
-    if isinstance(state, list | tuple) and any(isinstance(item, dict) for item in state):
-        return flatten(dict(enumerate(state)), name)
-    return {name: state}
-
-
-def assert_equal(one: Any, other: Any) -> None:
-    ours, theirs = flatten(one), flatten(other)
-    assert ours.keys() == theirs.keys()
-    for name, value in ours.items():
-        if isinstance(value, torch.Tensor):
-            assert torch.equal(value, theirs[name]) and value.dtype == theirs[name].dtype, name
-        else:
-            assert value == theirs[name], name
 
 
 @pytest.mark.parametrize("clip", CLIPS)
@@ -46,10 +28,10 @@ def test_all_that_a_step_depends_on_goes_through_a_file(
     storage = Storage(tmp_path)
     save_checkpoint(storage, RUN, TRIAL, trial.state_dict())
     (state,) = load_checkpoints(storage, RUN, TRIAL)
-    assert_equal(trial.state_dict(), state)
+    assert_same_state(trial.state_dict(), state)
     other = Trial(trial.config, text, torch.device("cpu"))
     other.load_state_dict(state)
-    assert_equal(other.state_dict(), state)
+    assert_same_state(other.state_dict(), state)
 
 
 def test_only_the_newest_is_kept(tmp_path: Path) -> None:

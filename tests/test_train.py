@@ -1,15 +1,23 @@
 """One trial, step by step: what is recorded is what torch would say, and a resumed trial goes on exactly."""
 
-import io
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from trial_runs import (
+    NEVER,
+    assert_same_bits,
+    assert_same_state,
+    reports_in_pieces,
+    run,
+    through_a_file,
+    trace_of,
+)
 
 from models.attention import RELAXATIONS
 from models.blocks import BLOCKS
@@ -22,58 +30,11 @@ from study import train as train_module
 from study.config import TrialConfig, load_study, presets, trial_config
 from study.data import Batches, Tokens, load_corpus
 from study.space import plan_trials
-from study.train import Report, Trial, train
+from study.train import Trial, train
 
 Shrink = Callable[..., TrialConfig]
 CPU = torch.device("cpu")
 CORE = ["step", "loss", "grad_norm", "grad_norm_clipped", "clip_threshold", "skipped", "loss_scale", "lr"]
-NEVER = 1e9  # seconds between flushes: none until the end
-
-
-def trace_of(reports: Iterator[Report] | list[Report]) -> dict[str, Any]:
-    """The columns of all reports, one after the other; masked where a column was not sampled."""
-    rows = [report.rows for report in reports if report.rows]
-    names = dict.fromkeys(name for part in rows for name in part)
-    return {
-        name: np.ma.concatenate(
-            [part.get(name, np.ma.masked_all(len(part["step"]), np.float32)) for part in rows]
-        )
-        for name in names
-    }
-
-
-def run(config: TrialConfig, data: Tokens, flush_seconds: float = NEVER) -> dict[str, Any]:
-    return trace_of(train(config, data, flush_seconds=flush_seconds))
-
-
-def assert_same_bits(one: dict[str, Any], other: dict[str, Any], but: tuple[str, ...] = ()) -> None:
-    assert one.keys() == other.keys()
-    for name in one.keys() - set(but):
-        np.testing.assert_array_equal(np.ma.getmaskarray(one[name]), np.ma.getmaskarray(other[name]), name)
-        first, second = (np.ma.filled(values.astype(np.float32), 0) for values in (one[name], other[name]))
-        np.testing.assert_array_equal(first.view(np.int32), second.view(np.int32), name)
-
-
-def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    buffer.seek(0)
-    loaded: dict[str, Any] = torch.load(buffer, weights_only=True)
-    return loaded
-
-
-def run_in_pieces(config: TrialConfig, data: Tokens, ends: set[int]) -> dict[str, Any]:
-    """The trace of a trial whose process dies after each of the steps `ends`."""
-    reports: list[Report] = []
-    state = None
-    while not reports or reports[-1].status == "running":
-        torch.manual_seed(12345)  # another process has another random state
-        for report in train(config, data, state=state, flush_seconds=0):
-            reports.append(report)
-            if report.step in ends and report.status == "running":
-                state = through_a_file(report.state())
-                break
-    return trace_of(reports)
 
 
 @pytest.mark.parametrize("flush_seconds", [0, 0.02, NEVER])
@@ -172,12 +133,19 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
+def assert_resumes_exactly(config: TrialConfig, data: Tokens, ends: set[int]) -> None:
+    """The trace and the final state are those of a trial that nobody disturbed."""
+    straight = list(train(config, data, flush_seconds=NEVER))
+    pieces = reports_in_pieces(config, data, ends)
+    assert_same_bits(trace_of(straight), trace_of(pieces))
+    assert_same_state(straight[-1].state(), pieces[-1].state())
+
+
 @pytest.mark.parametrize("overrides", SETTINGS, ids=str)
 def test_a_trial_that_dies_after_every_step_has_the_trace_of_one_that_never_did(
     shrink: Shrink, text: Tokens, overrides: dict[str, Any]
 ) -> None:
-    config = shrink(overrides, steps=12)
-    assert_same_bits(run(config, text), run_in_pieces(config, text, set(range(1, 12))))
+    assert_resumes_exactly(shrink(overrides, steps=12), text, set(range(1, 12)))
 
 
 VARIANTS = [
@@ -193,8 +161,7 @@ VARIANTS = [
 @pytest.mark.parametrize(("key", "name"), VARIANTS)
 def test_every_variant_resumes_exactly(shrink: Shrink, text: Tokens, key: str, name: str) -> None:
     needs = {"model.norm": "none"} if key == "model.block" and BLOCKS[name].refuses(ModelConfig()) else {}
-    config = shrink({**needs, key: name}, steps=7)
-    assert_same_bits(run(config, text), run_in_pieces(config, text, {2, 5}))
+    assert_resumes_exactly(shrink({**needs, key: name}, steps=6), text, {2, 4})
 
 
 def test_a_trial_that_had_finished_says_so_again_and_records_nothing(shrink: Shrink, text: Tokens) -> None:
@@ -274,7 +241,7 @@ def test_a_trial_that_turns_nan_ends_as_diverged_with_reason_and_step(
         assert (last.status, last.reason, last.diverged_step, last.step) == ("diverged", reason, began, ends)
         assert trace_of(reports)["step"].tolist() == list(range(1, ends + 1))
     assert_same_bits(trace_of(seldom), trace_of(always))
-    assert_same_bits(trace_of(seldom), run_in_pieces(config, text, set(range(1, 60, 3))))
+    assert_same_bits(trace_of(seldom), trace_of(reports_in_pieces(config, text, set(range(1, 60, 5)))))
     trace = trace_of(seldom)
     bad = ~np.isfinite(trace["loss" if reason == "nonfinite_loss" else "grad_norm"])
     assert bad.tolist() == [step >= 2 for step in range(1, ends + 1)]
