@@ -9,6 +9,7 @@ const CONFIG = {
 };
 const MAX_POINTS = 60_000; // of all lines together, so that drawing them stays quick
 const LIVE_PAUSE = 2000; // milliseconds between two looks at a live run
+const RETRY = 5000; // milliseconds until a service that is away is asked again
 
 export class Figure {
   constructor(section) {
@@ -53,7 +54,7 @@ export class Figure {
       await this.load(source);
       this.show(this.image);
     } catch (error) {
-      this.tell(error.message);
+      this.refused(error);
     }
   }
 
@@ -79,7 +80,7 @@ export class Figure {
       this.answers = answers;
       await this.draw();
     } catch (error) {
-      if (error.name !== "AbortError") this.tell(error.message);
+      if (error.name !== "AbortError") this.refused(error);
     } finally {
       if (this.request === request) this.box.classList.remove("busy");
     }
@@ -211,6 +212,13 @@ export class Figure {
     for (const one of [this.plot, this.image, this.say]) one.hidden = one !== what;
   }
 
+  // What is only busy or away is asked again; what is wrong waits for the reader.
+  refused(error) {
+    this.tell(error.again ? error.message.replace(/\.?$/, ". Trying again.") : error.message);
+    clearTimeout(this.later);
+    if (error.again) this.later = setTimeout(() => this.refresh(), error.again);
+  }
+
   tell(text) {
     this.say.textContent = text;
     this.show(this.say);
@@ -232,9 +240,11 @@ function sampling(answer) {
 // An answer that is what was asked for, or an Error with the words of the problem.
 async function fetchOk(address, signal) {
   const answer = await fetch(address, { signal }).catch((error) => {
-    throw error.name === "AbortError" ? error : new Error("The service doesn't answer. Trying again.");
+    if (error.name === "AbortError") throw error;
+    throw Object.assign(new Error("The service doesn't answer."), { again: RETRY });
   });
   if (answer.ok) return answer;
   const problem = await answer.json().catch(() => ({}));
-  throw new Error(problem.detail ?? `The service answered ${answer.status}.`);
+  const again = answer.status === 503 ? 1000 * Number(answer.headers.get("retry-after") ?? 5) : undefined;
+  throw Object.assign(new Error(problem.detail ?? `The service answered ${answer.status}.`), { again });
 }
