@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from service.fields import flatten
-
 Row = dict[str, Any]
 
 
@@ -33,26 +31,9 @@ def lr_sensitivity(lrs: Sequence[float], losses: Sequence[float], initial_loss: 
 
 def reading(run: Row, trials: Sequence[Row]) -> dict[str, Any]:
     """What a run's numbers say, in sentences and tables."""
-    from study.reading import read
+    from study.reading import arms_of, read
 
     return read(run, arms_of(trials))
-
-
-def arms_of(trials: Sequence[Row]) -> list[dict[str, Any]]:
-    """Trials as the arms that a reading is about: label, settings, and what became of every seed."""
-    arms: dict[int, dict[str, Any]] = {}
-    for row in trials:
-        arm = {"label": row["arm"], "fields": flatten(row["config"]), "trials": []}
-        arms.setdefault(row["arm_number"], arm)["trials"].append(
-            {
-                "seed": row["seed"],
-                "status": row["status"],
-                "reason": row["reason"],
-                "summary": row["summary"] or {},
-                "no_ops": row["notes"] or [],
-            }
-        )
-    return [arms[number] for number in sorted(arms)]
 
 
 def markdown(report: dict[str, Any]) -> str:

@@ -7,13 +7,14 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from starlette.middleware.gzip import GZipMiddleware
 
 from service import docs, events, logs, monitor, pictures, problems, routes, ui
 from service.context import Context
 from service.guard import Guard
 from service.settings import Settings
+from service.strict import known_parameters
 
 ROUTERS = (monitor.router, routes.router, events.router, pictures.router)
 
@@ -37,6 +38,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         description="Gradient norm and loss of every step of every trial: numbers and pictures.",
         version="0.1.0",
         lifespan=lifespan,
+        dependencies=[Depends(known_parameters)],
         docs_url=None,
         redoc_url=None,
     )

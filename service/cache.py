@@ -46,3 +46,9 @@ class ByteCache(Generic[Value]):
             while self.num_bytes > self.max_bytes:
                 _, (_, freed) = self._entries.popitem(last=False)
                 self.num_bytes -= freed
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._entries.clear()
+            self.num_bytes = 0

@@ -221,7 +221,7 @@ def curve(trials: Sequence[TrialTrace], options: CurveOptions) -> Row:
         line, low, high, _ = aggregate(every, options.band)
     shown = line.cut(options.first, options.last)
     kept = shown.sampled(options.points)
-    places = [place for place in map(lambda trial: diverged(trial, options), trials) if place]
+    places = [place for trial in trials if (place := diverged(trial, options))]
     return {
         **points(kept),
         "trials": [trial.row["id"] for trial in trials],
@@ -245,8 +245,10 @@ def side(series: Series | None, options: CurveOptions) -> Row | None:
 
 
 def points(series: Series) -> Row:
-    values = series.values.astype(float)
-    return {"step": series.steps.tolist(), "value": np.where(np.isfinite(values), values, None).tolist()}
+    values: list[float | None] = series.values.astype(float).tolist()
+    for place in np.flatnonzero(~np.isfinite(series.values)).tolist():
+        values[place] = None
+    return {"step": series.steps.tolist(), "value": values}
 
 
 def diverged(trial: TrialTrace, options: CurveOptions) -> Row | None:

@@ -104,10 +104,10 @@ def draw_spikes(scene: Scene, options: PictureOptions, plot: Plot) -> Sheet:
                 color=color if name == "grad_norm" else sheet.theme.text, markeredgewidth=1.3,
             )  # fmt: skip
     axes.set_ylim(-0.7, len(trials) - 0.3)
-    if options.first is not None or options.last is not None:
-        scale = scale_of(trials[0][1].row, options.x)
-        begin, stop = (options.first or 0) * scale, end if options.last is None else options.last * scale
-        axes.set_xlim(begin, max(stop, begin + scale))
+    scale = scale_of(trials[0][1].row, options.x)
+    begin, stop = (options.first or 0) * scale, end if options.last is None else options.last * scale
+    room = max(stop - begin, scale) * 0.015
+    axes.set_xlim(begin - room, max(stop, begin) + room)
     every = -(-len(trials) // 20)
     places = range(0, len(trials), every)
     names = [str(trials[place][1].row["number"]) for place in places]

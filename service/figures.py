@@ -154,7 +154,5 @@ def fewer(trials: Sequence[dict[str, Any]]) -> tuple[str, dict[str, str]]:
 
     best = sorted(arms.values(), key=loss)[:FEWER]
     names = ",".join(row["id"] for rows in best for row in rows)
-    return (
-        f"{len(arms)} arms; at first the {FEWER} with the lowest final loss. Choose others by filter or trials.",
-        {"trials": names},
-    )
+    hint = f"{len(arms)} arms: at first the {FEWER} with the lowest final loss; choose others by filter or trials"
+    return hint, {"trials": names}

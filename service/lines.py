@@ -172,9 +172,8 @@ def _padded(axes: Axes, y: np.ndarray, points: float) -> np.ndarray:
 def _roughness(curve: Curve) -> float:
     if curve.strip is not None:
         return float(np.nanmean(curve.strip.high - curve.strip.low)) if len(curve.y) else 0.0
-    steps = np.abs(np.diff(curve.y.astype(np.float64)))
-    steps = steps[np.isfinite(steps)]
-    return float(steps.mean()) if len(steps) else 0.0
+    finite = curve.y[np.isfinite(curve.y)].astype(np.float64)
+    return float(np.abs(np.diff(finite)).mean()) if len(finite) > 1 else 0.0
 
 
 def _marked(x: np.ndarray, y: np.ndarray, place: tuple[int, int]) -> list[int]:

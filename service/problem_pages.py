@@ -31,11 +31,11 @@ class ProblemPages:
             if message["type"] == "http.response.start":
                 if Headers(scope=message).get("content-type", "").startswith(MEDIA_TYPE):
                     start = message
-                    return None
+                    return
             elif start is not None:
                 body += message.get("body", b"")
                 if message.get("more_body"):
-                    return None
+                    return
                 head = MutableHeaders(scope=start)
                 if head.get("content-encoding") == "gzip":
                     body = gzip.decompress(body)
@@ -54,7 +54,7 @@ class ProblemPages:
 
 
 def is_page(path: str) -> bool:
-    return path == "/" or path == "/ui" or path.startswith("/ui/")
+    return path in ("/", "/ui") or path.startswith("/ui/")
 
 
 def page_of(body: bytes, scope: Scope) -> bytes:

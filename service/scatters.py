@@ -138,7 +138,10 @@ def draw_pareto(scene: Scene, options: PictureOptions, plot: Plot) -> Sheet:
     if not arms:
         sheet.say(axes, plot.absent)
         return sheet
-    set_yscale(axes, np.concatenate([known[:, 1] for _, known, _ in arms]), options, plot)
+    every = np.concatenate([known for _, known, _ in arms])
+    set_yscale(axes, every[:, 1], options, plot)
+    room = np.ptp(every[:, 0]) * 0.06 or 0.1
+    axes.set_xlim(every[:, 0].min() - room, every[:, 0].max() + room)
     order = sorted(front, key=lambda k: means[k][0])
     axes.plot(means[order, 0], means[order, 1], color=sheet.theme.text, linestyle="--", linewidth=1.0)
     for index, known, mean in arms:
@@ -197,5 +200,6 @@ def draw_importance(scene: Scene, options: PictureOptions, plot: Plot) -> Sheet:
     axes.set_xlim(0, 1)
     axes.grid(False, axis="y")
     axes.xaxis.set_major_formatter(NUMBERS)
+    axes.set_ylim(-0.6, len(bars) - 0.4)
     axes.set_yticks(range(len(bars)), [name.rpartition(".")[2][:16] for name, _ in bars], parse_math=False)
     return sheet

@@ -23,7 +23,7 @@ class Run(BaseModel):
     host: str | None = None
     git_commit: str | None = None
     versions: dict[str, Any] | None = None
-    data: dict[str, Any] | None = None
+    data: list[Any] | None = None
     notes: list[str] | None = None
     error: str | None = None
     num_trials: dict[str, int] | None = Field(None, description="How many trials have which status")

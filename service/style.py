@@ -133,6 +133,7 @@ class Sheet:
         left_share, bottom_share = left / options.width, min(bottom / options.height, 0.7)
         share = max(1 - bottom_share - top / options.height, 0.1)
         axes = self.figure.add_axes((left_share, bottom_share, 1 - left_share - right / options.width, share))
+        axes.set_autoscale_on(False)  # every plot knows its limits
         self.dress(axes, xlabel, ylabel)
         self._draw_title()
         self._draw_legend(rows)

@@ -125,7 +125,7 @@ async def run_page(request: Request, context: Ctx, identifier: Id) -> Response:
         values = shared_by_both(context, request, selection)
         if selection.narrow:
             return values | trial_values(context, selection)
-        return values | run_values(context, request, selection)
+        return values | run_values(request, selection)
 
     return await page(request, context, work)
 
@@ -145,7 +145,7 @@ def shared_by_both(context: Context, request: Request, selection: Selection) -> 
     }
 
 
-def run_values(context: Context, request: Request, selection: Selection) -> Row:
+def run_values(request: Request, selection: Selection) -> Row:
     sort = request.query_params.get("sort", "number")
     ordered = ordered_by(selection.trials, sort) if selection.trials else []
     return {
@@ -155,7 +155,7 @@ def run_values(context: Context, request: Request, selection: Selection) -> Row:
         "trials": ordered[:TRIALS_A_PAGE],
         "num_trials": len(ordered),
         "difference": shown.difference(selection.trials),
-        "reading": reading(context, selection),
+        "reading": reading(selection),
     }
 
 
@@ -176,11 +176,11 @@ def trial_values(context: Context, selection: Selection) -> Row:
     }
 
 
-def reading(context: Context, selection: Selection) -> Row | None:
+def reading(selection: Selection) -> Row | None:
     """What the report says; None where this installation has none."""
     try:
-        return views.report(context.store, selection)
-    except ModuleNotFoundError:
+        return views.report(selection)
+    except ImportError:
         return None
 
 

@@ -64,12 +64,13 @@ class DivergenceWatch:
         return min((one for one in found if one), key=lambda one: one.ends, default=None)
 
     def _streak(self, reason: str, steps: np.ndarray, bad: np.ndarray) -> Divergence | None:
-        for step, is_bad in zip(steps[bad.argmax() :].tolist(), bad[bad.argmax() :].tolist(), strict=True):
+        first = int(bad.argmax()) if bad.any() else len(bad)
+        if first > 0:
+            self.streaks[reason] = 0
+        for step, is_bad in zip(steps[first:].tolist(), bad[first:].tolist(), strict=True):
             self.streaks[reason] = self.streaks[reason] + 1 if is_bad else 0
             if self.streaks[reason] == self.patience:
                 return Divergence(reason, step - self.patience + 1, step)
-        if not bad.any():
-            self.streaks[reason] = 0
         return None
 
     def at_the_end(self, steps: int) -> Divergence | None:

@@ -37,7 +37,7 @@ def estimate(config: TrialConfig, data: Tokens, where: str = "") -> Estimate:
         raise ConfigError(f"{error} ({where})" if where else str(error)) from error
     tokens = config.batch_size // config.accumulate * model.context_length
     per_token = model.num_layers * (14 * model.d_model + 3 * model.ff_width) + 3 * model.vocab_size
-    if model.relaxation != {"name": "none"} or model.scores != "float32":
+    if model.example_block().attention.explicit:
         per_token += model.num_layers * model.num_heads * model.context_length * 3  # scores are kept
     memory = num_parameters * 16 + tokens * per_token * BYTES[config.precision]
     return Estimate(num_parameters, memory, no_op_reasons(model, config.precision))

@@ -7,6 +7,7 @@ and the docs. Sampled columns of a trace add a first_, peak_ and last_ number ea
 import difflib
 import math
 from dataclasses import dataclass
+from typing import Any
 
 STAGES = ("first", "peak", "last")
 
@@ -50,6 +51,13 @@ def say(value: float | None) -> str:
         return f"{value:.2e}"
     digits = max(0, 2 - math.floor(math.log10(abs(value))))
     return f"{value:,.{digits}f}"
+
+
+def sentence(template: str, **parts: float | str | None) -> dict[str, Any]:
+    """{text, numbers}: the template filled in, its numbers by `say`, and those numbers as they are."""
+    written = {name: part if isinstance(part, str) else say(part) for name, part in parts.items()}
+    numbers = {name: part for name, part in parts.items() if not isinstance(part, str)}
+    return {"text": template.format(**written), "numbers": numbers}
 
 
 # Sampled columns, and groups of them (with a slash) -> unit, which way is calmer.

@@ -95,7 +95,7 @@ def _finite(values: np.ndarray) -> np.ndarray:
 
 
 def _median(values: np.ndarray) -> float | None:
-    finite = values[np.isfinite(values)]
+    finite = _finite(values)  # in float64: the middle of two large float32 values can overflow
     return float(np.median(finite)) if len(finite) else None
 
 
@@ -130,7 +130,7 @@ def _settling_step(step: np.ndarray, norm: np.ndarray, level: float | None) -> i
         return None
     windows = _windows(norm, max(MIN_WINDOW, len(norm) // 100))
     if np.isfinite(windows).all():
-        medians = np.median(windows, axis=1)
+        medians = np.median(windows.astype(np.float64), axis=1)
     else:
         medians = np.array([np.nan if (m := _median(window)) is None else m for window in windows])
     outside = np.flatnonzero(~(np.abs(medians - level) <= SETTLED_WITHIN * level))

@@ -4,7 +4,7 @@
     python study/run.py figure --set search.seeds=5
     python study/run.py my_study.yaml --dry-run
 
-Exit status: 0 done, 1 a trial failed, 2 bad input, 130 interrupted.
+Exit status: 0 done, 1 a trial failed, 2 bad input, 3 a claim is contradicted, 130 interrupted.
 """
 
 import importlib.util

@@ -10,19 +10,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
+from rich.markdown import Markdown
+from rich.text import Text
 
 from study.catalogue import Catalogue
+from study.claims import check as check_claims
+from study.claims import parse as parse_claims
 from study.config import ConfigError, StudyConfig, TrialConfig, load_study, study_source, trial_config
 from study.data import Tokens, load_corpus
+from study.disk import print_disk_use, warn_of_a_full_disk
 from study.driver import Job, Settings, connect, driver_name, is_driving, run_jobs, run_row, trial_row
 from study.estimates import estimate
 from study.objectives import conclude
 from study.progress import Line, Progress
+from study.reading import arms_of, read, to_markdown
 from study.search import Away, Search
 from study.space import Plan, named_arms, plan_trials, trial_resources
 from study.storage import Storage
 from study.tables import plan_table, print_results
 
+CONTRADICTED = 3  # exit status of a run that is whole and contradicts a claim of its study
 RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
 
@@ -52,6 +59,12 @@ def plan_run(name: str, overrides: list[str]) -> tuple[StudyConfig, list[Job], d
     jobs = [make(plan) for plan in plan_trials(study, where)]
     if study.search.algorithm == "optuna":
         _load_arms_data(study, data)
+    try:
+        # A search's arms are not known before it; then claims are only read.
+        arms = arms_of([trial_row(job, "planned") for job in jobs])
+        check_claims(study.claims, arms) if arms else parse_claims(study.claims)
+    except ValueError as error:
+        raise ConfigError(f"{error} ({where}: claims)") from error
     return study, jobs, data
 
 
@@ -94,6 +107,7 @@ def start_run(name: str, overrides: list[str], run_id: str | None, place: Place,
     search = _open_search(study, run_id, place, data, [])
     count = len(jobs) if search is None else search.left * study.search.seeds * search.width
     console.print(f"run {run_id}: {count} trials of study {study.name}", highlight=False)
+    warn_of_a_full_disk(storage, sum(job.estimate.num_parameters for job in jobs), console)
     run_jobs(study, jobs, settings, nodes, search=search)
     return _conclude(study, run_id, place, console, search)
 
@@ -128,10 +142,20 @@ def _conclude(
     if search is not None:
         search.settle()
     run = find_run(run_id, place)
-    results, notes = conclude(study, place.catalogue.trials(run_id))
+    trials = place.catalogue.trials(run_id)
+    results, notes = conclude(study, trials)
     notes = list(dict.fromkeys([*(run["notes"] or []), *(search.notes if search else []), *notes]))
-    place.catalogue.save(run_id, {"results": (run["results"] or {}) | results, "notes": notes})
-    return print_results(console, place.catalogue, run_id)
+    reading = read(run, arms_of(trials))
+    results = (run["results"] or {}) | results | {"verdicts": reading["verdicts"]}
+    place.catalogue.save(run_id, {"results": results, "notes": notes})
+    status = print_results(console, place.catalogue, run_id)
+    if status in (0, 1):
+        text = to_markdown(reading)
+        console.print(Markdown(text) if console.is_terminal else Text(text))
+    if status == 0 and any(verdict["verdict"] == "contradicted" for verdict in reading["verdicts"]):
+        status = CONTRADICTED
+    print_disk_use(place.storage, run_id, [trial["id"] for trial in trials], console)
+    return status
 
 
 def resume_run(run_id: str, place: Place, console: Console) -> int:

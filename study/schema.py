@@ -54,7 +54,7 @@ runs = sa.Table(
     sa.Column("git_commit", sa.String(64)),
     sa.Column("versions", sa.JSON),  # {"python": "3.11.7", "torch": ..., "ray": ...}
     sa.Column("config", sa.JSON, nullable=False),  # the resolved study file
-    sa.Column("data", sa.JSON),  # identity of the corpus: name, bytes, hash
+    sa.Column("data", sa.JSON),  # identities of the corpora: [{name, bytes, sha256}]
     sa.Column("notes", sa.JSON),  # sentences that a reader of the results must know
     sa.Column("results", sa.JSON),  # verdicts, Pareto front: what is known at the end
     sa.Column("error", sa.Text),

@@ -84,7 +84,7 @@ def known_fields(arms: Iterable[Arm]) -> set[str]:
 def differing(left: Arm, right: Arm) -> set[str]:
     """Fields in which two arms differ."""
     a, b = left["fields"], right["fields"]
-    fields = (set(a) | set(b)) - set(IGNORED)
+    fields = {field for field, _ in a.items() ^ b.items()} - set(IGNORED)
     return {field for field in fields if not same(a.get(field, _ABSENT), b.get(field, _ABSENT))}
 
 

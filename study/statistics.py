@@ -16,6 +16,7 @@ to where it broke.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -23,11 +24,14 @@ from scipy import special, stats
 
 from study.glossary import metric_of
 
+Values = Mapping[int, float]  # by seed
+
 LEVEL = 0.95
 PERCENT = 95
 POWER = 0.8
 MOST_SEEDS = 10_000
 MIN_BOOTSTRAP = 10
+ROUNDING = 1e-12  # of a mean; what was recorded in float32 can't vary by less
 NUM_RESAMPLES = 999
 LOSSES = ("final_loss", "best_loss", "final_val_loss", "best_val_loss")
 COUNTED = ("finished", "diverged")  # a pruned, failed or running trial says nothing whole
@@ -75,8 +79,6 @@ class Comparison:
     ratio_high: float | None = None
     p: float | None = None
     needed: int | None = None
-    bootstrap_low: float | None = None
-    bootstrap_high: float | None = None
     method: str = "paired t"
 
 
@@ -109,42 +111,59 @@ def estimate(values: Sequence[float]) -> Estimate:
     n = len(values)
     if n == 0:
         return Estimate(0)
-    array = np.asarray(values, np.float64)
-    mean, median = float(array.mean()), float(np.median(array))
-    smallest, largest = float(array.min()), float(array.max())
+    mean, deviation = moments(values)
+    ordered = sorted(values)
+    median = (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
     if n == 1:
-        return Estimate(1, mean, median, smallest=smallest, largest=largest)
-    low, high = interval(array)
-    low = max(low, 0.0) if smallest >= 0 else low
-    return Estimate(n, mean, median, low, high, float(array.std(ddof=1)), smallest, largest)
+        return Estimate(1, mean, median, smallest=ordered[0], largest=ordered[-1])
+    low, high = interval(values)
+    low = max(low, 0.0) if ordered[0] >= 0 else low
+    return Estimate(n, mean, median, low, high, deviation, ordered[0], ordered[-1])
 
 
-def _quantile(probability: float, freedom: float) -> float:
+# A handful of seeds at a time: here plain floats are several times faster than arrays.
+
+
+def moments(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and sample standard deviation, which is 0 for one value and where only rounding differs."""
+    n = len(values)
+    mean = math.fsum(values) / n
+    if n == 1:
+        return mean, 0.0
+    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
+    return mean, deviation if deviation > ROUNDING * abs(mean) else 0.0
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Student's 95 % interval of the mean of two values or more."""
+    mean, deviation = moments(values)
+    half = quantile((1 + LEVEL) / 2, len(values) - 1) * deviation / math.sqrt(len(values))
+    return mean - half, mean + half
+
+
+@lru_cache(maxsize=65536)
+def quantile(probability: float, freedom: int) -> float:
+    """Of Student's t distribution."""
     return float(special.stdtrit(freedom, probability))
 
 
-def interval(array: np.ndarray) -> tuple[float, float]:
-    """Student's 95 % interval of the mean of `array` [n], n > 1."""
-    half = _quantile((1 + LEVEL) / 2, len(array) - 1) * array.std(ddof=1) / math.sqrt(len(array))
-    return float(array.mean() - half), float(array.mean() + half)
-
-
-def _p_value(array: np.ndarray) -> float:
-    mean, error = array.mean(), array.std(ddof=1) / math.sqrt(len(array))
-    if error == 0:
+def _p_value(values: Sequence[float]) -> float:
+    mean, deviation = moments(values)
+    if deviation == 0:
         return 1.0 if mean == 0 else 0.0
-    return float(2 * special.stdtr(len(array) - 1, -abs(mean) / error))
+    n = len(values)
+    return float(2 * special.stdtr(n - 1, -abs(mean) * math.sqrt(n) / deviation))
 
 
-def needed_pairs(differences: np.ndarray) -> int | None:
+def needed_pairs(differences: Sequence[float]) -> int | None:
     """Pairs at which a mean and deviation like these would be found, 4 times in 5, at p < 0.05."""
-    mean, deviation = abs(differences.mean()), differences.std(ddof=1)
+    mean, deviation = moments(differences)
     if mean == 0 or deviation == 0:
         return None
 
     def is_enough(m: int) -> bool:
-        quantiles = _quantile((1 + LEVEL) / 2, m - 1) + _quantile(POWER, m - 1)
-        return bool(mean * math.sqrt(m) >= quantiles * deviation)
+        quantiles = quantile((1 + LEVEL) / 2, m - 1) + quantile(POWER, m - 1)
+        return abs(mean) * math.sqrt(m) >= quantiles * deviation
 
     return _smallest(is_enough)
 
@@ -153,8 +172,8 @@ def needed_for_width(half_width: float, n: int, wanted: float) -> int | None:
     """Pairs at which a t interval that is +- `half_width` at n pairs would be +- `wanted`."""
     if n < 2 or wanted <= 0 or half_width <= 0:
         return None
-    deviation = half_width * math.sqrt(n) / _quantile((1 + LEVEL) / 2, n - 1)
-    return _smallest(lambda m: _quantile((1 + LEVEL) / 2, m - 1) * deviation <= wanted * math.sqrt(m))
+    deviation = half_width * math.sqrt(n) / quantile((1 + LEVEL) / 2, n - 1)
+    return _smallest(lambda m: quantile((1 + LEVEL) / 2, m - 1) * deviation <= wanted * math.sqrt(m))
 
 
 def _smallest(is_enough: Callable[[int], bool]) -> int | None:
@@ -181,23 +200,28 @@ def compare(
     seeds = [seed for seed in left if seed in right]
     if len(seeds) < 2 <= min(len(left), len(right)):
         return _unpaired(list(left.values()), list(right.values()))
-    a = np.array([left[seed] for seed in seeds], np.float64)
-    b = np.array([right[seed] for seed in seeds], np.float64)
-    difference = a - b
-    n = len(seeds)
-    if n == 0:
+    pairs = [(left[seed], right[seed]) for seed in seeds]
+    if not pairs:
         return Comparison(0)
-    log = log and bool((a > 0).all() and (b > 0).all())
-    ratios = np.log(a) - np.log(b) if log else difference
-    ratio = math.exp(ratios.mean()) if log else None
-    if n == 1:
-        return Comparison(1, float(difference[0]), ratio=ratio)
-    low, high = interval(difference)
-    ratio_low, ratio_high = (_exp(end) for end in interval(ratios)) if log else (None, None)
-    bootstrap = bootstrap_intervals(difference[None, :])[0] if n >= MIN_BOOTSTRAP else (None, None)
-    needed = needed_pairs(ratios)
-    mean = float(difference.mean())
-    return Comparison(n, mean, low, high, ratio, ratio_low, ratio_high, _p_value(ratios), needed, *bootstrap)
+    differences = [a - b for a, b in pairs]
+    log = log and all(a > 0 and b > 0 for a, b in pairs)
+    logs = [math.log(a / b) for a, b in pairs] if log else differences
+    ratio = math.exp(math.fsum(logs) / len(logs)) if log else None
+    if len(pairs) == 1:
+        return Comparison(1, differences[0], ratio=ratio)
+    low, high = interval(differences)
+    ratio_low, ratio_high = (_exp(end) for end in interval(logs)) if log else (None, None)
+    return Comparison(
+        n=len(pairs),
+        difference=moments(differences)[0],
+        low=low,
+        high=high,
+        ratio=ratio,
+        ratio_low=ratio_low,
+        ratio_high=ratio_high,
+        p=_p_value(logs),
+        needed=needed_pairs(logs),
+    )
 
 
 def _exp(value: float) -> float | None:
@@ -217,17 +241,26 @@ def _unpaired(left: list[float], right: list[float]) -> Comparison:
     )
 
 
-def bootstrap_intervals(differences_KxN: np.ndarray) -> list[tuple[float, float]]:
-    """Percentile bootstrap intervals of K means over N seeds; too narrow below about 30 seeds."""
-    found = stats.bootstrap(
-        (differences_KxN,),
-        np.mean,
-        axis=-1,
-        n_resamples=NUM_RESAMPLES,
-        method="percentile",
-        rng=np.random.default_rng(0),
-    ).confidence_interval
-    return [(float(low), float(high)) for low, high in zip(found.low, found.high, strict=True)]
+def bootstrap_intervals(pairs: Sequence[tuple[Values, Values]]) -> list[tuple[float, float] | None]:
+    """Percentile bootstrap intervals of left - right for each pair of arms; None below 10 seeds.
+
+    Too narrow below about 30 seeds: to be read beside the interval of `compare`, not for it.
+    """
+    differences = [[left[seed] - right[seed] for seed in left if seed in right] for left, right in pairs]
+    found: list[tuple[float, float] | None] = [None] * len(pairs)
+    for n in {len(values) for values in differences if len(values) >= MIN_BOOTSTRAP}:
+        places = [place for place, values in enumerate(differences) if len(values) == n]
+        bounds = stats.bootstrap(
+            (np.array([differences[place] for place in places]),),
+            np.mean,
+            axis=-1,
+            n_resamples=NUM_RESAMPLES,
+            method="percentile",
+            rng=np.random.default_rng(0),
+        ).confidence_interval
+        for place, low, high in zip(places, bounds.low, bounds.high, strict=True):
+            found[place] = (float(low), float(high))
+    return found
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
@@ -241,6 +274,7 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     return adjusted
 
 
+@lru_cache(maxsize=1024)
 def wilson(count: int, n: int) -> tuple[float, float]:
     """Wilson's 95 % interval of a proportion; (0, 1) of nothing."""
     if n == 0:

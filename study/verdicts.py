@@ -247,7 +247,7 @@ def _judge_scaling(claim: "Claim", arms: Sequence[Arm], _: Sequence[Arm]) -> Ver
     ]
     if not slopes:
         return replace(draft, reason=f"no seed has a positive {claim.metric} at every {over}")
-    low, high = statistics.interval(np.array(slopes)) if len(slopes) > 1 else (None, None)
+    low, high = statistics.interval(slopes) if len(slopes) > 1 else (None, None)
     draft = replace(draft, value=float(np.mean(slopes)), low=low, high=high, n=len(slopes))
     wanted, room = claim.scales_as.slope, claim.scales_as.tolerance
     return _judge_interval(draft, wanted - room, wanted + room)

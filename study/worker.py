@@ -14,6 +14,7 @@ from ray import tune
 
 # Stands for a number that is not finite wherever Ray or Optuna would trip over it.
 NOT_FINITE = 1e30
+BACK_OFF_SECONDS = 30.0
 
 
 def run_trial(config: dict[str, Any]) -> None:
@@ -47,6 +48,8 @@ def _train(job: dict[str, Any]) -> None:
     config = TrialConfig.model_validate(job["trial"])
     data = load_corpus(config.data)
     writer, state = _resume(storage, job)
+    if writer.attempt > 2:  # it dies again and again: what kills it may pass
+        time.sleep(min(BACK_OFF_SECONDS, 0.25 * 2 ** (writer.attempt - 2)))
     started_at = state["step"] if state else 0
     began = last_report = checkpointed = time.monotonic()
     last_step = started_at
@@ -112,4 +115,5 @@ def _summary(storage: Any, job: dict[str, Any], report: Any) -> dict[str, Any]:
     from study.traces import read_trace
 
     trace = read_trace(storage, job["run_id"], job["trial_id"])
-    return summarize(trace.columns(), status=report.status, reason=report.reason)
+    num_steps = job["trial"]["steps"]
+    return summarize(trace.columns(), status=report.status, reason=report.reason, num_steps=num_steps)

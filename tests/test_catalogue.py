@@ -11,7 +11,8 @@ import optuna
 import pytest
 import sqlalchemy as sa
 
-from study.catalogue import LOST_AFTER, SCHEMA_VERSION, Catalogue, CatalogueError
+from study.catalogue import LOST_AFTER, Catalogue, CatalogueError
+from study.schema import SCHEMA_VERSION
 
 
 def run_row(run_id: str, **values: Any) -> dict[str, Any]:

@@ -108,6 +108,13 @@ def test_a_nan_in_the_middle_is_counted_and_left_out():
     assert summary["settling_step"] == 381
 
 
+def test_norms_near_the_end_of_float32_have_a_median():
+    largest = float(np.finfo(np.float32).max)
+    summary = summarize(trace(np.full(20, largest)))
+    assert summary["median_grad_norm"] == summary["end_grad_norm"] == largest
+    assert summary["settling_step"] == 1
+
+
 def test_nothing_finite_gives_no_number_but_reasons():
     summary = summarize(
         trace(np.full(50, np.nan), np.full(50, np.inf)), status="diverged", reason="nonfinite_loss"

@@ -4,6 +4,7 @@ import io
 
 import numpy as np
 import pytest
+from conftest import TinyStore
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -15,7 +16,6 @@ from service.options import Kind, PictureOptions
 from service.plots import PLOTS
 from service.settings import Settings
 from service.style import THEMES, look
-from tests.conftest import TinyStore
 
 GROUPS = ("embed", "block0.attn", "block0.ffn", "head")
 

@@ -107,3 +107,21 @@ def test_a_torn_part_costs_only_itself(store, client):
     assert len(answer.json()["trials"][1]["series"][0]["step"]) == 60
     assert any("000000001.parquet" in warning for warning in answer.json()["warnings"])
     assert client.get("/runs/torn/gradnorm.png").status_code == 200
+
+
+def test_a_misspelt_parameter_is_refused_with_its_neighbour(store, client):
+    store.add_run("r")
+    for path in ("/runs/r/traces?metric=loss", "/runs/r/loss.png?smoth=3", "/runs?limits=3", "/runs/r?x=1"):
+        answer = client.get(path)
+        assert answer.status_code == 422
+        (error,) = answer.json()["errors"]
+        assert error["field"] in path
+    assert "did you mean 'metrics'" in client.get("/runs/r/traces?metric=loss").json()["detail"]
+
+
+def test_a_report_is_json_or_markdown(store, client):
+    store.add_run("r", seeds=2)
+    assert client.get("/runs/r/report").json()["run"] == "r"
+    answer = client.get("/runs/r/report?format=md")
+    assert answer.headers["content-type"].startswith("text/markdown")
+    assert client.get("/runs/r/report?format=pdf").status_code == 422

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 from driving import assert_exact, catalogue_of, run, start, wait_for, workers_of, write_study
+from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
+from service.app import create_app
+from service.settings import Settings
 from study.run import app
 from study.storage import Storage
 from study.traces import read_trace
@@ -28,6 +31,10 @@ def test_killed_worker_leaves_an_exact_trace(tmp_path: Path) -> None:
     assert process.returncode == 0, output
     assert max(trial["attempts"] for trial in catalogue_of(tmp_path).trials("killed")) == 2
     assert_exact(tmp_path, "killed")
+    with TestClient(create_app(Settings(storage=str(tmp_path)))) as client:
+        paths = ["/runs", "/runs/latest", "/runs/killed/report", "/runs/killed/gradnorm.png", "/"]
+        paths += ["/runs/killed_00000/loss.svg", "/ui/runs/killed", "/ui/compare?runs=killed", "/healthz"]
+        assert {path: client.get(path).status_code for path in paths} == dict.fromkeys(paths, 200)
 
 
 @pytest.mark.ray
@@ -121,3 +128,26 @@ def test_dry_run_lists_the_trials_and_makes_nothing(tmp_path: Path) -> None:
     assert "4 trials" in output and "249,696" in output
     assert "pb_relax (alpha 32) equals none" in output.replace("\n", " ")
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_storage_that_fails_fails_one_trial_and_a_resume_completes_it(tmp_path: Path) -> None:
+    """A trial whose folder can't be written any more fails with that reason; the others go on."""
+    process = start(write_study(tmp_path, steps=1000), "--storage", tmp_path, "--run-id", "full")
+    folder = tmp_path / "full" / "full_00000" / "trace"
+    wait_for(lambda: list(folder.glob("*.parquet")))
+    aside = folder.with_name("aside")
+    folder.rename(aside)
+    folder.write_text("no folder any more")
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 1, output
+    first, second = catalogue_of(tmp_path).trials("full")
+    assert (first["status"], second["status"]) == ("failed", "finished")
+    assert "Error" in first["error"]
+
+    folder.unlink()
+    aside.rename(folder)
+    status, output = run("--resume", "full", "--storage", tmp_path)
+    assert status == 0, output
+    assert_exact(tmp_path, "full")

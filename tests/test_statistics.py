@@ -10,6 +10,7 @@ from scipy import stats
 
 from study.statistics import (
     MIN_BOOTSTRAP,
+    bootstrap_intervals,
     compare,
     decided_by_ratio,
     estimate,
@@ -142,6 +143,12 @@ def test_identical_and_shifted_pairs_need_no_luck():
     assert (shifted.p, shifted.low, shifted.high) == (0.0, -1.0, -1.0)
 
 
+def test_rounding_is_no_spread():
+    found = compare(by_seed([35.0, 35.0, 35.0]), by_seed([28.0, 28.0, 28.0]), log=True)
+    assert (found.p, found.needed, found.ratio_low) == (0.0, None, found.ratio)
+    assert found.ratio == pytest.approx(1.25)
+
+
 def test_one_pair_has_a_difference_but_no_certainty():
     found = compare({0: 1.0}, {0: 3.0})
     assert (found.n, found.difference, found.low, found.p, found.needed) == (1, -2.0, None, None, None)
@@ -151,11 +158,13 @@ def test_one_pair_has_a_difference_but_no_certainty():
 def test_the_bootstrap_stands_beside_the_interval_from_ten_seeds_on():
     generator = np.random.default_rng(0)
     left, right = generator.normal(1, 1, 40), generator.normal(0, 1, 40)
-    few = compare(by_seed(left[: MIN_BOOTSTRAP - 1]), by_seed(right[: MIN_BOOTSTRAP - 1]))
-    assert few.bootstrap_low is None
-    many = compare(by_seed(left), by_seed(right))
-    assert many.bootstrap_low == pytest.approx(many.low, abs=0.1)
-    assert many.bootstrap_high == pytest.approx(many.high, abs=0.1)
+    many, other = (by_seed(left), by_seed(right)), (by_seed(right), by_seed(left + 5))
+    few = tuple(dict(list(side.items())[: MIN_BOOTSTRAP - 1]) for side in many)
+    found = bootstrap_intervals([few, many, other])
+    assert found[0] is None
+    for bounds, (one, two) in zip(found[1:], (many, other), strict=True):
+        expected = compare(one, two)
+        assert bounds == (pytest.approx(expected.low, abs=0.1), pytest.approx(expected.high, abs=0.1))
 
 
 # How many seeds

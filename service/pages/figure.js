@@ -50,9 +50,9 @@ export class Figure {
     this.legend.show([], new Set());
     const width = Math.max(340, Math.min(1000, this.box.clientWidth - 10)); // its text keeps its size on a phone
     const shape = width < 1000 ? { width, height: Math.round(Math.max(360, width * 0.6)) } : {};
-    const source = this.state.picture("png", { ...this.inSight(), ...shape, ...(isDark() ? { theme: "dark" } : {}) });
-    // Of the same address the browser would show what it has; a part after # is none of the service's business.
-    this.image.src = this.live ? `${source}#${this.looks++}` : source;
+    // Of the same address a browser shows what it has, however old: a live run's picture has a new one each time.
+    const look = this.live ? { look: this.looks++ } : {};
+    this.image.src = this.state.picture("png", { ...this.inSight(), ...shape, ...(isDark() ? { theme: "dark" } : {}), ...look });
   }
 
   async showChart() {
