@@ -19,11 +19,12 @@ from study.claims import parse as parse_claims
 from study.config import ConfigError, StudyConfig, TrialConfig, load_study, study_source, trial_config
 from study.data import Tokens, load_corpus
 from study.disk import print_disk_use, warn_of_a_full_disk
-from study.driver import Job, Settings, connect, driver_name, is_driving, run_jobs, run_row, trial_row
+from study.driver import Settings, connect, run_jobs
 from study.estimates import estimate
 from study.objectives import conclude
 from study.progress import Line, Progress
 from study.reading import arms_of, read, to_markdown
+from study.rows import Job, driver_name, is_driving, run_row, trial_row
 from study.search import Away, Search
 from study.space import Plan, named_arms, plan_trials, trial_resources
 from study.storage import Storage
@@ -103,7 +104,9 @@ def start_run(name: str, overrides: list[str], run_id: str | None, place: Place,
     catalogue.migrate()
     settings = Settings(run_id, storage.uri, catalogue, console, place.max_concurrent)
     identities = [tokens.identity for tokens in data.values()]
-    catalogue.add_run(run_row(study, settings, identities), [trial_row(job, run_id) for job in jobs])
+    catalogue.add_run(
+        run_row(study, run_id, storage.uri, identities), [trial_row(job, run_id) for job in jobs]
+    )
     search = _open_search(study, run_id, place, data, [])
     count = len(jobs) if search is None else search.left * study.search.seeds * search.width
     console.print(f"run {run_id}: {count} trials of study {study.name}", highlight=False)

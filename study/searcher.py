@@ -18,7 +18,7 @@ from study.config import StudyConfig, TrialConfig
 from study.search import ENDED, Away, Search
 
 if TYPE_CHECKING:
-    from study.driver import Job
+    from study.rows import Job
 
 RUNGS = 8  # a scheduler judges no trial before an eighth of its steps
 

@@ -16,9 +16,9 @@ from ray.tune.search import Searcher
 from study import search as search_module
 from study.config import ConfigError, StudyConfig
 from study.distributions import Space
-from study.driver import Job
 from study.estimates import Estimate
 from study.objectives import Objective, conclude, pareto_front
+from study.rows import Job
 from study.samplers import SAMPLERS
 from study.search import Away, Search
 from study.searcher import JobSearcher
