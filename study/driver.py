@@ -208,8 +208,7 @@ def run_jobs(
             tuner.fit()
         finally:
             signal.signal(signal.SIGTERM, before)
-        left = search.left if search and not searcher.out_of_time else 0
-        _close_books(events, lines, left)
+        _close_books(events, lines, searcher.points_left())
 
 
 def _close_books(events: Events, lines: dict[str, Line], left: int) -> None:

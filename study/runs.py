@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.text import Text
 
-from study.catalogue import Catalogue
+from study.catalogue import Catalogue, CatalogueError
 from study.claims import check as check_claims
 from study.claims import parse as parse_claims
 from study.config import ConfigError, StudyConfig, TrialConfig, load_study, study_source, trial_config
@@ -142,8 +142,11 @@ def _conclude(
     study: StudyConfig, run_id: str, place: Place, console: Console, search: Search[Job] | None
 ) -> int:
     """Settle a search and say what came out; the exit status."""
-    if search is not None:
-        search.settle()
+    try:
+        if search is not None:
+            search.settle()
+    except Away as error:
+        raise CatalogueError(f"database '{place.catalogue.name}' is away, resume later: {error}") from error
     run = find_run(run_id, place)
     trials = place.catalogue.trials(run_id)
     results, notes = conclude(study, trials)
