@@ -1,5 +1,6 @@
 """Every preset is a study that can be run: it parses, says what it is, builds, and trains."""
 
+import copy
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -7,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from study.config import PRESETS, ConfigError, load_study, presets, trial_config
+from study.claims import check
+from study.config import PRESETS, ConfigError, StudyConfig, TrialConfig, load_study, presets, trial_config
 from study.estimates import estimate
-from study.runs import plan_run
+from study.selectors import flatten
 from study.space import arms
 from study.train import train
 
@@ -35,24 +37,35 @@ def test_a_preset_says_what_it_asks_costs_and_rests_on(preset: str) -> None:
     assert f"`{preset}`" in (ROOT / "README.md").read_text()
 
 
+def resolved(study: StudyConfig) -> list[tuple[str, TrialConfig]]:
+    return [(label, trial_config(study.trial, overrides, label)) for label, overrides in arms(study)]
+
+
+def work(study: StudyConfig) -> float:
+    """About proportional to the multiplications of a run."""
+    return study.search.seeds * sum(
+        config.steps * config.batch_size * config.model.context_length * config.model.num_layers
+        * config.model.d_model**2
+        for _, config in resolved(study)
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("preset", presets())
 def test_every_claim_of_a_preset_has_a_source_and_arms(preset: str) -> None:
-    study, jobs, _ = plan_run(preset, [])  # refuses a claim about an arm that the run lacks
-    assert study.claims and jobs
-    for claim in study.claims:
-        assert claim["source"] and claim["say"]
+    study = load_study(preset)
+    judged = [
+        {"label": label, "fields": flatten(config.model_dump(mode="json")), "trials": []}
+        for label, config in resolved(study)
+    ]
+    claims = check(study.claims, judged)  # refuses a claim about an arm that the run lacks
+    assert claims and all(claim.source and claim.say for claim in claims)
 
 
 @pytest.mark.parametrize("preset", TESTED)
 def test_the_long_form_of_a_preset_is_the_same_study_and_longer(preset: str) -> None:
-    short, few, _ = plan_run(preset, [])
-    long, many, _ = plan_run(preset, [], "gpu")
-    assert long.claims == short.claims
-    cost, longer = (
-        sum(job.plan.config.steps * job.plan.config.batch_size * job.estimate.num_parameters for job in jobs)
-        for jobs in (few, many)
-    )
-    assert longer > 10 * cost
+    short, long = load_study(preset), load_study(preset, profile="gpu")
+    assert long.claims == short.claims and len(resolved(long)) >= len(resolved(short))
+    assert work(long) > 10 * work(short)
 
 
 @pytest.mark.parametrize("preset", presets())
@@ -96,7 +109,7 @@ def recorded(config: Any, text: "Tokens", state: dict[str, Any] | None = None) -
     for report in train(config, text, state=state, flush_seconds=0.0):
         reports.append(report)
         if report.step == 3:
-            state_at = report.state()
+            state_at = copy.deepcopy(report.state())
     return reports, state_at
 
 
@@ -125,10 +138,9 @@ def test_the_model_update_is_that_of_the_metric_and_changes_nothing_else(shrink:
     plain = Trial(shrink({"record.activations": True, "record.period": 1}, steps=3), text, torch.device("cpu"))
     assert trial.probe is not None
     tokens = trial.probe.tokens_BxT
-    with torch.no_grad():
-        before = trial.model(tokens).numpy()
-        trial.run_step()
-        after = trial.model(tokens).numpy()
+    before = trial.model(tokens).detach().numpy()
+    trial.run_step()
+    after = trial.model(tokens).detach().numpy()
     rows = trial.recorder.flush()
     assert rows["model_update"][0] == pytest.approx(model_update(before, after), rel=1e-5)
     plain.run_step()
