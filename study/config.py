@@ -1,8 +1,8 @@
 """Study files: load, override, reject. What comes out is complete and known to be buildable.
 
 A study is one flat YAML file (see study/presets/): `trial` holds fixed settings, `arms` or `space`
-what differs. Precedence: defaults < study file < `--profile NAME` < `--set a.b=c`. Every mistake is one ConfigError in
-the form given; known (where).
+what differs. Precedence: defaults < study file < `--profile NAME` < `--set a.b=c`. Every mistake is one
+ConfigError in the form given; known (where).
 """
 
 import copy
@@ -251,7 +251,9 @@ def load_study(name: str, overrides: Sequence[str] = (), profile: str | None = N
 
 
 def _apply_profile(raw: dict[str, Any], profile: str, where: str) -> None:
-    known = validate(StudyConfig, {"name": raw["name"], "profiles": raw.get("profiles") or {}}, where).profiles
+    known = validate(
+        StudyConfig, {"name": raw["name"], "profiles": raw.get("profiles") or {}}, where
+    ).profiles
     if profile not in known:
         raise ConfigError(str(unknown("profile", profile, known, f"{where}: profiles")))
     for key, value in known[profile].items():

@@ -135,7 +135,9 @@ def test_the_model_update_is_that_of_the_metric_and_changes_nothing_else(shrink:
 
     settings = {"record.model_update": True, "record.activations": True, "record.period": 1}
     trial = Trial(shrink(settings, steps=3), text, torch.device("cpu"))
-    plain = Trial(shrink({"record.activations": True, "record.period": 1}, steps=3), text, torch.device("cpu"))
+    plain = Trial(
+        shrink({"record.activations": True, "record.period": 1}, steps=3), text, torch.device("cpu")
+    )
     assert trial.probe is not None
     tokens = trial.probe.tokens_BxT
     before = trial.model(tokens).detach().numpy()
