@@ -1,8 +1,8 @@
 """Study files: load, override, reject. What comes out is complete and known to be buildable.
 
 A study is one flat YAML file (see study/presets/): `trial` holds fixed settings, `arms` or `space`
-what differs. Precedence: defaults < study file < `--set a.b=c`. Every mistake is one ConfigError in
-the form given; known (where).
+what differs. Precedence: defaults < study file < `--profile NAME` < `--set a.b=c`. Every mistake is one
+ConfigError in the form given; known (where).
 """
 
 import copy
@@ -61,6 +61,7 @@ class RecordSection(Section):
     grad_norms: bool = False  # grad_norm/<group>
     update_ratios: bool = False  # update_ratio/<group>
     activations: bool = False  # attn_logit_max and act_rms/<block>
+    model_update: bool = False  # and output_logit_max, log_z: the logits of the first batch, after the step
 
 
 class ValidationSection(Section):
@@ -122,6 +123,7 @@ class StudyConfig(Section):
     search: SearchSection = SearchSection()
     resources: Literal["auto"] | dict[str, float] = "auto"
     claims: list[dict[str, Any]] = []
+    profiles: dict[str, dict[str, Any]] = {}  # name -> dotted key -> value, for `--profile`
     max_failures: int = Field(3, ge=0)  # restarts of a trial that dies
     flush_seconds: float = Field(2.0, gt=0)
     checkpoint_seconds: float = Field(60.0, ge=0)
@@ -164,8 +166,8 @@ def study_source(name: str) -> str:
     return f"study/presets/{path.name}" if path.parent == PRESETS else str(path)
 
 
-def load_study(name: str, overrides: Sequence[str] = ()) -> StudyConfig:
-    """The study of a preset or file, with `a.b=c` overrides applied.
+def load_study(name: str, overrides: Sequence[str] = (), profile: str | None = None) -> StudyConfig:
+    """The study of a preset or file, with one of its own profiles and then `a.b=c` overrides applied.
 
     Raises ConfigError for anything that can't be a study.
     """
@@ -181,6 +183,9 @@ def load_study(name: str, overrides: Sequence[str] = ()) -> StudyConfig:
     if not isinstance(raw, dict):
         raise ConfigError(f"study file '{name}' must hold a mapping of sections, got {type(raw).__name__}")
     raw.setdefault("name", path.stem)
+    if profile is not None:
+        _apply_profile(raw, profile, where)
+        where = f"{where} or --profile"
     for override in overrides:
         key, equals, value = override.partition("=")
         if not equals or not key:
@@ -188,6 +193,16 @@ def load_study(name: str, overrides: Sequence[str] = ()) -> StudyConfig:
         set_dotted(raw, key.strip(), parse_value(value))
         where = f"{where} or --set"
     return validate(StudyConfig, raw, where)
+
+
+def _apply_profile(raw: dict[str, Any], profile: str, where: str) -> None:
+    known = validate(
+        StudyConfig, {"name": raw["name"], "profiles": raw.get("profiles") or {}}, where
+    ).profiles
+    if profile not in known:
+        raise ConfigError(str(unknown("profile", profile, known, f"{where}: profiles")))
+    for key, value in known[profile].items():
+        set_dotted(raw, key, copy.deepcopy(value))
 
 
 def set_dotted(target: dict[str, Any], key: str, value: Any) -> None:

@@ -52,9 +52,11 @@ class Place:
         return cls(opened, Catalogue(db or f"sqlite:///{opened.root}/gradnorm.db"), **rest)
 
 
-def plan_run(name: str, overrides: list[str]) -> tuple[StudyConfig, list[Job], dict[str, Tokens]]:
+def plan_run(
+    name: str, overrides: list[str], profile: str | None = None
+) -> tuple[StudyConfig, list[Job], dict[str, Tokens]]:
     """A study with its trials, each known to be buildable, and its corpora."""
-    study, where = load_study(name, overrides), study_source(name)
+    study, where = load_study(name, overrides, profile), study_source(name)
     data: dict[str, Tokens] = {}
     make = _job_maker(data, where)
     jobs = [make(plan) for plan in plan_trials(study, where)]
@@ -81,16 +83,23 @@ def _job_maker(data: dict[str, Tokens], where: str = "") -> Callable[[Plan], Job
     return make
 
 
-def show_plan(name: str, overrides: list[str], console: Console) -> int:
+def show_plan(name: str, overrides: list[str], console: Console, profile: str | None = None) -> int:
     """Print what a study would run."""
-    study, jobs, _ = plan_run(name, overrides)
+    study, jobs, _ = plan_run(name, overrides, profile)
     console.print(plan_table(study, jobs))
     return 0
 
 
-def start_run(name: str, overrides: list[str], run_id: str | None, place: Place, console: Console) -> int:
+def start_run(
+    name: str,
+    overrides: list[str],
+    run_id: str | None,
+    place: Place,
+    console: Console,
+    profile: str | None = None,
+) -> int:
     """Run a study; returns the exit status."""
-    study, jobs, data = plan_run(name, overrides)
+    study, jobs, data = plan_run(name, overrides, profile)
     run_id = run_id or f"{_slug(study.name)}-{time.strftime('%Y%m%d-%H%M%S')}"
     if not RUN_ID.fullmatch(run_id) or run_id == "latest":
         raise ConfigError(f"run id '{run_id}' must be 1 to 64 of a-z, 0-9 and '-', not '-' first (--run-id)")
