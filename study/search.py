@@ -1,9 +1,8 @@
 """The search: Optuna suggests points, every point is run with all seeds, its value is told back.
 
-One Optuna study an arm lies in the catalogue's database, named by the run, so that optuna-dashboard
-opens it and a resumed run goes on with its history. An Optuna trial keeps, as `point` and
-`arm_numbers`, which trials of the run are its; what was suggested and not told is found again by them.
-Knows no Ray: searcher.py hands the trials to Tune.
+One Optuna study an arm lies in the catalogue's database, named by the run: optuna-dashboard opens it,
+a resumed run goes on with its history. An Optuna trial keeps as `point` and `arm_numbers` which trials
+of the run are its. Knows no Ray: searcher.py hands the trials to Tune.
 """
 
 import time
@@ -29,9 +28,8 @@ PAUSE_SECONDS = 0.1  # between them
 NEW = -1  # a suggestion that is no point of the run yet
 LOCK_SECONDS = 15.0  # how long SQLite waits for another writer
 
-optuna.logging.set_verbosity(optuna.logging.WARNING)
-
 Job = TypeVar("Job")
+optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 class Away(RuntimeError):
@@ -51,9 +49,8 @@ class Point:
 class Search(Generic[Job]):
     """Suggests the trials of a run and learns from them.
 
-    `make` turns a Plan into what is to be run, or raises ConfigError: such a point is told as failed
-    and another one is asked for. `rows` are the run's trials so far, where it is resumed. Raises
-    ConfigError if the history of a run that has trials is gone.
+    `make` turns a Plan into what is to be run; where it raises ConfigError, the point is told as failed
+    and another asked for. `rows`: a resumed run's trials. ConfigError if their history is gone.
     """
 
     def __init__(
