@@ -6,6 +6,7 @@ SVG or PDF gets them as text.
 """
 
 import functools
+import warnings
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,6 +19,8 @@ from matplotlib.ft2font import LoadFlags
 Vertical = Literal["baseline", "center", "top"]
 CAP_HEIGHT = 0.73  # of the size, in DejaVu Sans, matplotlib's own font
 MAX_MASKS = 1500
+# A character that the font lacks is a box on the picture; whoever typed it sees that, the log needn't.
+warnings.filterwarnings("ignore", message=r"Glyph \d+ ")
 
 
 @dataclass(frozen=True)
