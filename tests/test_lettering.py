@@ -25,7 +25,7 @@ def test_words_stand_on_their_baseline():
     blend(pixels, Words(50, 40, "Hxn", 20, "#000000"), dpi=72)
     left, right, bottom, top = ink(pixels)
     assert 50 <= left <= 53
-    assert bottom == 40
+    assert abs(bottom - 40) <= 1
     assert abs((top - bottom) - 0.73 * 20) <= 1
     assert abs((right - left) - width_of("Hxn", 20)) <= 4
 
@@ -39,7 +39,7 @@ def test_words_are_placed_by_their_middle_and_end():
         spans[horizontal] = (left, right)
     assert spans["left"][0] >= 150
     assert spans["right"][1] <= 150
-    assert abs(sum(spans["center"]) / 2 - 150) <= 1
+    assert abs(sum(spans["center"]) / 2 - 150) <= 2
 
 
 def test_upright_words_read_from_below():
