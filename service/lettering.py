@@ -6,6 +6,7 @@ SVG or PDF gets them as text.
 """
 
 import functools
+import warnings
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,7 +18,9 @@ from matplotlib.ft2font import LoadFlags
 
 Vertical = Literal["baseline", "center", "top"]
 CAP_HEIGHT = 0.73  # of the size, in DejaVu Sans, matplotlib's own font
-MAX_MASKS = 3000
+MAX_MASKS = 1500
+# A character that the font lacks is a box on the picture; whoever typed it sees that, the log needn't.
+warnings.filterwarnings("ignore", message=r"Glyph \d+ ")
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ def mask_of(text: str, points: float, dpi: float) -> tuple[np.ndarray, float]:
     font.set_size(points, dpi)
     font.set_text(text, 0.0, flags=LoadFlags.FORCE_AUTOHINT)
     font.draw_glyphs_to_bitmap(antialiased=True)
-    return np.array(font.get_image(), np.uint16), font.get_descent() / 64
+    return np.array(font.get_image(), np.uint8), font.get_descent() / 64
 
 
 def blend(pixels: np.ndarray, words: Words, dpi: float) -> None:
@@ -74,6 +77,7 @@ def blend(pixels: np.ndarray, words: Words, dpi: float) -> None:
     cut = mask[max(0, -row) : pixels.shape[0] - row, max(0, -column) : pixels.shape[1] - column, None]
     place = pixels[max(0, row) : row + height, max(0, column) : column + width]
     if cut.size and place.size:
+        cut = cut.astype(np.uint16)
         color = (np.array(to_rgb(words.color)) * 255).round().astype(np.uint16)
         place[:] = (place * (255 - cut) + color * cut + 127) // 255
 

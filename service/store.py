@@ -26,6 +26,9 @@ RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}\Z", re.ASCII)
 TRIAL_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}_[0-9]{5}\Z", re.ASCII)
 # Always there to ask for, even before the first part is.
 STANDARD_COLUMNS = ("loss", "grad_norm", "grad_norm_clipped", "lr", "clip_threshold", "skipped", "loss_scale")
+SETTLED_SECONDS = 60.0
+# On an object store a listing is a request of its own: it is not repeated for so long.
+LISTED_SECONDS, LISTED_SETTLED_SECONDS = 2.0, 300.0
 SCHEMA_SECONDS = 10.0  # a schema that was known so long ago still is
 
 Row = dict[str, Any]
@@ -53,8 +56,18 @@ class Selection:
     @property
     def ended(self) -> bool:
         """Whether nothing about it will change any more."""
-        done = all(trial["status"] in ("finished", "diverged", "pruned") for trial in self.trials)
-        return self.by_name and done and (self.narrow or self.run["status"] == "finished")
+        if not self.by_name or not all(map(settled, self.trials)):
+            return False
+        return self.narrow or (self.run["status"] == "finished" and _long_ago(self.run["ended_at"]))
+
+
+def settled(trial: Row) -> bool:
+    """Whether a trial has ended, so long ago that its last numbers are written too."""
+    return trial["status"] in ("finished", "diverged", "pruned") and _long_ago(trial["ended_at"])
+
+
+def _long_ago(when: float | None) -> bool:
+    return when is not None and when < time.time() - SETTLED_SECONDS
 
 
 @dataclass(frozen=True)
@@ -83,6 +96,7 @@ class Store:
         self._known_until = 0.0  # when the schema is looked at again
         self._storages: dict[str, Storage] = {}
         self.columns: ByteCache[tuple[Stamp, Series]] = ByteCache(settings.trace_cache_mb << 20)
+        self._stamps: ByteCache[tuple[float, Stamp]] = ByteCache(4 << 20)
         self._heads: ByteCache[tuple[Stamp, Recorded]] = ByteCache(4 << 20)
 
     def close(self) -> None:
@@ -144,6 +158,17 @@ class Store:
     def stamp(self, run: Row, trial: Row) -> Stamp:
         """Names, sizes and times of a trial's parts, by one listing: changes when the trace does."""
         storage = self.storage_of(run)
+        if storage.is_local:
+            return self._list(storage, run, trial)
+        patience = LISTED_SETTLED_SECONDS if settled(trial) else LISTED_SECONDS
+        known = self._stamps.get(trial["id"])
+        if known is None or known[0] < time.monotonic() - patience:
+            known = (time.monotonic(), self._list(storage, run, trial))
+            self._stamps.put(trial["id"], known, 200 + 100 * len(known[1]))
+        return known[1]
+
+    @staticmethod
+    def _list(storage: Storage, run: Row, trial: Row) -> Stamp:
         folder = storage.path(trace_folder(run["id"], trial["id"]))
         infos = storage.fs.get_file_info(fs.FileSelector(folder, allow_not_found=True))
         files = [info for info in infos if info.type == fs.FileType.File]

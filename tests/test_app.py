@@ -106,6 +106,11 @@ def test_what_has_ended_may_be_kept_and_what_lives_is_asked_for_again(client_of,
         assert client.get(path).headers["cache-control"] == "private, no-cache"
 
 
+def test_what_ended_just_now_is_not_kept_for_ever(client_of, store):
+    store.add_run("fresh", created_at=time.time() - 9)
+    assert "immutable" not in client_of(store).get("/runs/fresh/traces").headers["cache-control"]
+
+
 def test_what_the_client_has_is_not_sent_again_until_it_changes(client_of, store):
     from study.traces import TraceWriter
 

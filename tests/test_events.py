@@ -1,9 +1,11 @@
 """Live runs as server-sent events: what changed, nothing twice, and an end."""
 
+import asyncio
 import json
 import socket
 import threading
 import time
+from contextlib import contextmanager
 
 import httpx
 import pytest
@@ -13,23 +15,29 @@ from service.app import create_app
 from service.settings import Settings
 
 
-@pytest.fixture
-def base(store):
+@contextmanager
+def serving(folder, **values):
     """A real server on a free port: the events of a live run don't end, which no in-process client bears."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    app = create_app(Settings(storage=str(store.folder), event_seconds=0.1, log_level="error"))
+    app = create_app(Settings(storage=str(folder), event_seconds=0.1, log_level="error", **values))
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    for _ in range(200):
+    for _ in range(500):
         if server.started:
             break
         time.sleep(0.02)
     yield f"http://127.0.0.1:{port}"
     server.should_exit = True
     thread.join(5)
+
+
+@pytest.fixture
+def base(store):
+    with serving(store.folder) as url:
+        yield url
 
 
 def events(response):
@@ -107,3 +115,28 @@ def test_health_answers_while_a_client_listens(store, base):
         next(events(response))
         assert httpx.get(f"{base}/healthz").status_code == 200
     assert httpx.get(f"{base}/runs/unknown/events").status_code == 404
+
+
+def test_health_answers_while_pictures_wait(store):
+    store.add_run("r", steps=3000)
+
+    async def scenario(base: str) -> tuple[list[int], list[float]]:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=base, limits=limits, timeout=60) as client:
+            paths = [f"/runs/r/gradnorm.png?width={300 + number}&height=200" for number in range(200)]
+            pictures = [asyncio.ensure_future(client.get(path)) for path in paths]
+            waits = []
+            while not all(picture.done() for picture in pictures):
+                begin = time.perf_counter()
+                assert (await client.get("/healthz")).status_code == 200
+                waits.append(time.perf_counter() - begin)
+                await asyncio.sleep(0.05)
+            return [picture.result().status_code for picture in pictures], waits
+
+    with serving(store.folder, render_queue=15) as base:
+        statuses, waits = asyncio.run(scenario(base))
+    assert set(statuses) == {200, 503}
+    assert statuses.count(200) >= 15
+    assert statuses.count(503) > 100
+    # Generous: the machine of a test may be busy with others.
+    assert sorted(waits)[len(waits) // 2] < 1

@@ -22,7 +22,6 @@ from matplotlib.figure import Figure
 sys.path[:0] = [str(Path(__file__).parents[depth]) for depth in (2, 1)]
 
 from conftest import TinyStore  # noqa: E402 - after the path that leads there
-
 from service.app import create_app  # noqa: E402
 from service.options import Kind, PictureOptions  # noqa: E402
 from service.pictures import draw  # noqa: E402
@@ -144,7 +143,8 @@ async def answers(app) -> None:
 def memory(folder: Path) -> None:
     """Memory of a service that has drawn a thousand pictures, all of another size."""
     program = (
-        "import asyncio, httpx, psutil; from service.app import create_app; from service.settings import Settings\n"
+        "import asyncio, httpx, psutil\n"
+        "from service.app import create_app; from service.settings import Settings\n"
         f"app = create_app(Settings(storage={str(folder)!r}, log_level='error'))\n"
         "async def ask():\n"
         "    transport = httpx.ASGITransport(app)\n"
