@@ -39,8 +39,8 @@ COPY constraints.txt .
 COPY --from=lists /tmp/service.txt .
 RUN python3 -m venv --without-pip /opt/venv \
     && /usr/local/bin/python3 -m pip --python /opt/venv/bin/python install --no-cache-dir --no-compile -c constraints.txt -r service.txt
-# A third of this is never opened by a service: tests and headers, debug symbols, Arrow's RPC, plotly's Python
-# (its JavaScript is what pages load), scipy's subpackages that its statistics don't import.
+# A third of this is never opened by a service: tests and headers, debug symbols, Arrow's RPC, AVIF pictures,
+# plotly's Python (its JavaScript is what pages load), scipy's subpackages that its statistics don't import.
 # Libraries in *.libs were rewritten by their wheels and don't survive strip.
 RUN cd /opt/venv/lib/python3*/site-packages \
     && find . -type d -name tests -prune -exec rm -r {} + \
@@ -49,7 +49,7 @@ RUN cd /opt/venv/lib/python3*/site-packages \
     && rm -r pyarrow/include pyarrow/includes pyarrow/*flight* \
     && rm pyarrow/libarrow_python*.so pyarrow/libarrow_python*.so.*.*.* \
     && find plotly -type f ! -name plotly.min.js ! -path plotly/__init__.py -delete \
-    && rm -r narwhals* \
+    && rm -r narwhals* PIL/_avif* pillow.libs/libavif* \
     && cd scipy && rm -r cluster datasets differentiate fftpack io misc odr signal
 
 FROM base AS study
