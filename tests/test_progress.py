@@ -87,9 +87,9 @@ def test_a_terminal_gets_one_live_line_a_trial() -> None:
             "a", status="running", step=600, loss=2.5, grad_norm=0.75, steps_per_second=30.0, data_wait=0.125
         )
         progress.update("b", status="diverged", step=40, note="nonfinite_loss at 31")
-        with console.capture() as capture:
-            console.print(progress.table())
-    header, first, second = (text.split() for text in capture.get().splitlines())
+    page = io.StringIO()
+    Console(file=page, width=120).print(progress.table())
+    header, first, second = (text.split() for text in page.getvalue().splitlines())
     assert " ".join(header) == "trial status step loss grad norm steps/s data wait left"
     assert " ".join(first) == "Pre-Norm | Clip=1 running 600/1,200 2.5 0.75 30.0 12% 0:20"
     assert " ".join(second) == "DeepNorm diverged nonfinite_loss at 31 40/1,200 - -"
