@@ -12,7 +12,7 @@ from service.curves import Arm, label_of, scale_of
 from service.lines import set_yscale, x_axis_of
 from service.options import PictureOptions
 from service.sampling import Series
-from service.style import NUMBERS, Entry, Sheet, label_logs, look, number_format
+from service.style import NUMBERS, Entry, Sheet, label_logs, number_format
 
 if TYPE_CHECKING:
     from service.plots import Plot, Scene
@@ -29,7 +29,7 @@ def draw_histogram(scene: Scene, options: PictureOptions, plot: Plot) -> Sheet:
         if len(values[index]):
             odd = int((~np.isfinite(values[index])).sum())
             note = f"; {odd} steps inf or NaN" if odd else ""
-            sheet.entries.append(Entry(label_of(arm, arm.trials) + note, *look(sheet.theme, index)))
+            sheet.entries.append(Entry(label_of(arm, arm.trials) + note, *sheet.look(index)))
     axes = sheet.axes("Gradient norm (before clipping)", plot.ylabel)
     if not any(map(len, positive)):
         sheet.say(axes, plot.absent)
@@ -40,7 +40,7 @@ def draw_histogram(scene: Scene, options: PictureOptions, plot: Plot) -> Sheet:
     for index, one in enumerate(positive):
         if not len(one):
             continue
-        color, marker = look(sheet.theme, index)
+        color, marker = sheet.look(index)
         share = np.histogram(one, edges)[0] / len(values[index])
         heights.append(share)
         axes.stairs(share, edges, color=color, linewidth=1.3)
@@ -81,7 +81,7 @@ def draw_spikes(scene: Scene, options: PictureOptions, plot: Plot) -> Sheet:
         judged = sum(spikes["grad_norm"][1] for spikes in mine)
         count = sum(len(spikes["grad_norm"][0]) for spikes in mine)
         score = f"{count} spikes, {100 * count / judged:.2g} %" if judged else "too short to judge"
-        sheet.entries.append(Entry(f"{arm.label}: {score}", *look(sheet.theme, index)))
+        sheet.entries.append(Entry(f"{arm.label}: {score}", *sheet.look(index)))
     if any(len(spikes["loss"][0]) for spikes in found):
         sheet.entries.append(Entry("spike in the loss", sheet.theme.text, "x", ""))
     rule = "7 deviations of 1,000 steps" if long_enough else "6 deviations of 128 steps"
@@ -94,7 +94,7 @@ def draw_spikes(scene: Scene, options: PictureOptions, plot: Plot) -> Sheet:
         sheet.say(axes, plot.absent)
         return sheet
     for place, ((index, trial), spikes) in enumerate(zip(trials, found, strict=True)):
-        color, _ = look(sheet.theme, index)
+        color, _ = sheet.look(index)
         y, scale = len(trials) - 1 - place, scale_of(trial.row, options.x)
         axes.plot([0, trial.recorded.last_step * scale], [y, y], color=color, linewidth=0.8, alpha=0.6)
         for name, marker, size in (("grad_norm", "|", 16), ("loss", "x", 5)):

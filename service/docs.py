@@ -74,7 +74,8 @@ async def docs(request: Request) -> HTMLResponse:
     title = escape(document["info"]["title"])
     return HTMLResponse(
         f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" '
-        f'content="width=device-width"><title>{title}: API</title><style>{STYLE}</style><main>{body}</main></html>'
+        f'content="width=device-width"><title>{title}: API</title><style>{STYLE}</style>'
+        f"<main>{body}</main></html>"
     )
 
 

@@ -35,8 +35,8 @@ CODES = {
 }
 ENDED = ("finished", "failed", "interrupted")
 SHOWN = (
-    "id", "number", "arm", "seed", "status", "reason", "diverged_step", "step", "num_steps", "loss", "grad_norm",
-    "steps_per_second",
+    "id", "number", "arm", "seed", "status", "reason", "diverged_step", "step", "num_steps", "loss",
+    "grad_norm", "steps_per_second",
 )  # fmt: skip
 EVENT = {
     "type": "object",

@@ -96,8 +96,8 @@ class Guard:
             return self.welcome(scope, [pair for pair in query if pair[0] != "token"])
         problem = Problem(
             401,
-            "this service asks for its token; known: header 'Authorization: Bearer TOKEN', or ?token=TOKEN once "
-            "in a browser",
+            "this service asks for its token; known: header 'Authorization: Bearer TOKEN', or ?token=TOKEN "
+            "once in a browser",
             headers={"WWW-Authenticate": "Bearer"},
         )
         return problem.response(scope["path"])

@@ -109,7 +109,6 @@ def _colorbar(sheet: Sheet, norm: LogNorm, colormap: Colormap) -> None:
     bar.outline.set_visible(False)
     label_logs(axes.yaxis, float(norm.vmin or 1), float(norm.vmax or 1))
     axes.tick_params(labelsize=8, colors=sheet.theme.text, which="both", length=2)
-    sheet.write(1 - 47 * point / options.width, 1 - 34 * point / options.height, "norm", 8, ha="center")
-    sheet.write(
-        1 - 47 * point / options.width, 24 * point / options.height, "inf, NaN", 8, ha="center", color=BROKEN
-    )
+    x = options.width - 47 * point
+    sheet.write(x, options.height - 34 * point, "norm", 8, "center")
+    sheet.write(x, 24 * point, "inf, NaN", 8, "center", color=BROKEN)

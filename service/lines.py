@@ -12,7 +12,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from service.curves import Area, Curve, Read, curves_of, spikes_in
 from service.options import Axis, PictureOptions, Scale
-from service.style import NUMBERS, Entry, Sheet, Theme, label_logs, look, number_format
+from service.style import NUMBERS, Entry, Sheet, label_logs, number_format
+from service.themes import Theme, look
 
 if TYPE_CHECKING:
     from service.plots import Plot, Scene
@@ -52,7 +53,7 @@ def draw_curves(
     for rank, number in enumerate(rough):
         draw_curve(axes, sheet.theme, curves[number], (number, len(curves)), 2 + rank / len(curves))
     for curve in extra:
-        color, _ = look(sheet.theme, curve.index)
+        color, _ = sheet.look(curve.index)
         axes.plot(curve.x, curve.y, color=color, linestyle=(0, (4, 2)), linewidth=1.0, zorder=3.5)
     return sheet
 

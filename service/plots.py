@@ -59,7 +59,10 @@ PLOTS: dict[str, Plot] = {
         from_zero=True, absent="no gradient norm was recorded yet",
     ),
     "loss": Plot("Training loss", "Loss", ("loss",), lines, absent="no loss was recorded yet"),
-    "val_loss": Plot("Validation loss", "Loss", ("val_loss",), lines, absent="no validation loss was recorded"),
+    "val_loss": Plot(
+        "Validation loss", "Loss", ("val_loss",), lines,
+        absent="no validation loss was recorded",
+    ),
     "lr": Plot(
         "Learning rate", "Learning rate", ("lr",), lines, from_zero=True,
         absent="no learning rate was recorded yet",

@@ -11,7 +11,7 @@ from service.analysis import explained, lr_sensitivity
 from service.fields import flatten
 from service.lines import set_yscale
 from service.options import PictureOptions
-from service.style import NUMBERS, Entry, Sheet, label_logs, look
+from service.style import NUMBERS, Entry, Sheet, label_logs
 
 if TYPE_CHECKING:
     from service.plots import Plot, Scene
@@ -46,7 +46,7 @@ def draw_lr_sensitivity(scene: Scene, options: PictureOptions, plot: Plot) -> Sh
         start = max((number(row, "initial_loss") or -np.inf for row in swept), default=-np.inf)
         value = lr_sensitivity(rates, counted, start) if np.isfinite(start) else None
         note = f" (sensitivity {value:.3g})" if value is not None else ""
-        sheet.entries.append(Entry(label + note, *look(sheet.theme, index)))
+        sheet.entries.append(Entry(label + note, *sheet.look(index)))
         lines.append((index, np.array(rates), np.array(counted)))
     finite = np.concatenate([loss[np.isfinite(loss)] for _, _, loss in lines] or [np.zeros(0)])
     num_diverged = sum(int(np.isnan(loss).sum()) for _, _, loss in lines)
@@ -59,7 +59,7 @@ def draw_lr_sensitivity(scene: Scene, options: PictureOptions, plot: Plot) -> Sh
     set_yscale(axes, finite, options, plot)
     axes.set_xscale("log")
     for index, lrs, losses in lines:
-        color, marker = look(sheet.theme, index)
+        color, marker = sheet.look(index)
         good = np.isfinite(losses)
         known = np.unique(lrs[good])
         means = [losses[good & (lrs == rate)].mean() for rate in known]
@@ -125,7 +125,7 @@ def draw_pareto(scene: Scene, options: PictureOptions, plot: Plot) -> Sheet:
         known = np.array([pair for pair in pairs if None not in pair], np.float64).reshape(-1, 2)
         num_diverged = sum(row["status"] == "diverged" for row in rows)
         note = f", {num_diverged} diverged" if num_diverged else ""
-        sheet.entries.append(Entry(f"{arm.label} (n={len(known)}{note})", *look(sheet.theme, index), ""))
+        sheet.entries.append(Entry(f"{arm.label} (n={len(known)}{note})", *sheet.look(index), ""))
         if len(known):
             arms.append((index, known, known.mean(axis=0)))
     means = np.array([mean for _, _, mean in arms]).reshape(-1, 2)
@@ -145,7 +145,7 @@ def draw_pareto(scene: Scene, options: PictureOptions, plot: Plot) -> Sheet:
     order = sorted(front, key=lambda k: means[k][0])
     axes.plot(means[order, 0], means[order, 1], color=sheet.theme.text, linestyle="--", linewidth=1.0)
     for index, known, mean in arms:
-        color, marker = look(sheet.theme, index)
+        color, marker = sheet.look(index)
         style: dict[str, Any] = {
             "color": color,
             "marker": marker,
@@ -184,7 +184,7 @@ def draw_importance(scene: Scene, options: PictureOptions, plot: Plot) -> Sheet:
     bars.sort(key=lambda bar: max(share or 0.0 for share in bar[1]))
     bars = bars[-20:]
     for index, what in enumerate(targets):
-        sheet.entries.append(Entry(f"{what} (n={len(rows)} trials)", look(sheet.theme, index)[0], patch=0.9))
+        sheet.entries.append(Entry(f"{what} (n={len(rows)} trials)", sheet.look(index)[0], patch=0.9))
     axes = sheet.axes("Share of the variance explained (eta squared)", "")
     if not bars:
         sheet.say(axes, plot.absent)
@@ -192,7 +192,7 @@ def draw_importance(scene: Scene, options: PictureOptions, plot: Plot) -> Sheet:
     for place, (_, shares) in enumerate(bars):
         for index, share in enumerate(shares):
             if share is not None:
-                color = look(sheet.theme, index)[0]
+                color = sheet.look(index)[0]
                 y = place + 0.2 - 0.4 * index
                 axes.barh(y, share, height=0.36, color=color, alpha=0.9)
                 side: Any = {"ha": "right"} if share > 0.9 else {"ha": "left"}

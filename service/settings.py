@@ -43,7 +43,7 @@ class Settings(BaseSettings):
         storage = Storage(self.storage)
         if not storage.is_local:
             raise ValueError(
-                f"storage '{self.storage}' is remote, no database can lie beside it; known: any SQLAlchemy URL "
-                "(GRADNORM_DB)"
+                f"storage '{self.storage}' is remote, no database can lie beside it; known: any "
+                "SQLAlchemy URL (GRADNORM_DB)"
             )
         return f"sqlite:///{Path(storage.root) / 'gradnorm.db'}"

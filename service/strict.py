@@ -10,7 +10,10 @@ from service.problems import bad_parameter
 
 
 async def known_parameters(request: Request) -> None:
-    """A 422 Problem for a parameter that the document of this route doesn't name; pages take what they like."""
+    """A 422 Problem for a parameter that the document of this route doesn't name.
+
+    Pages, which are in no document, take what they like.
+    """
     route = request.scope.get("route")
     if not request.query_params or not getattr(route, "include_in_schema", False):
         return

@@ -1,11 +1,7 @@
 """How pictures look: themes, the cycle of lines, and a sheet with room for title, axes and legend.
 
-Figure objects only, never pyplot: its figures live until closed, and its current figure is global.
-Raw lines are solid, since a gap of a dash could hide a spike one step wide; in grey print they are
-told apart by their markers and by how dark they are.
-"""
+Figure objects only, never pyplot: its figures live until closed, and its current figure is global."""
 
-import functools
 import io
 import math
 import zlib
@@ -18,44 +14,24 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 from PIL import Image
 
+from service.lettering import Vertical, Words, add_text, blend, width_of
 from service.options import Kind, PictureOptions
+from service.ruler import LABEL_POINTS, TICK_POINTS, rule
+from service.themes import THEMES, look
 
 matplotlib.rcParams["svg.hashsalt"] = "gradnorm"  # the same picture is the same bytes
 
+Horizontal = Literal["left", "center", "right"]
 RUN_LENGTHS = zlib.Z_RLE
-TITLE_POINTS, LABEL_POINTS, TICK_POINTS, LEGEND_POINTS = 12.0, 10.0, 9.0, 9.0
+TITLE_POINTS, LEGEND_POINTS = 12.0, 9.0
 ROW_POINTS = 15.0  # height of a row of the legend
 HANDLE_POINTS = 30.0  # length of a line in the legend
 LEFT_POINTS, RIGHT_POINTS = 56.0, 14.0  # beside the axes
-MARKERS = ("o", "^", "v", "D", "s", "P", "X", "<", ">", "p", "h")
-
-
-@dataclass(frozen=True)
-class Theme:
-    """Colours of a picture. `cycle` is Okabe and Ito's, which the colour-blind can tell apart."""
-
-    background: str
-    text: str
-    faint: str
-    cycle: tuple[str, ...]
-    colormap: str
-    line_width: float = 1.0
-
-
-_LIGHT = ("#0060a8", "#ee9a1a", "#008a64", "#d46aac", "#b8430a", "#4aa8e0", "#5a5a5a", "#a89600")
-_DARK = ("#4d9be6", "#ffb545", "#2fb78e", "#ea98cb", "#f0764a", "#8fd0ff", "#bdbdbd", "#e0d040")
-_PRINT = ("#003a70", "#e39a1c", "#006e50", "#c873a4", "#8c2f00", "#56b4e9", "#000000", "#8f8000")
-THEMES = {
-    "light": Theme("#ffffff", "#1f2328", "#d8dde3", _LIGHT, "viridis"),
-    "dark": Theme("#14181d", "#e6e9ec", "#343b43", _DARK, "viridis"),
-    "print": Theme("#ffffff", "#000000", "#d0d0d0", _PRINT, "cividis", 0.8),
-}
 
 
 @dataclass(frozen=True)
@@ -67,14 +43,6 @@ class Entry:
     marker: str = ""
     linestyle: Literal["-", "--", ""] = "-"
     patch: float = 0.0  # opacity of an area behind the line
-
-
-@functools.cache
-def advance(character: str) -> float:
-    """Width of a character in the text font, as a share of its size."""
-    font = get_font(findfont(FontProperties()))
-    font.set_size(100, 72)
-    return float(font.load_char(ord(character)).linearHoriAdvance / 65536 / 100)
 
 
 class Sheet:
@@ -92,10 +60,16 @@ class Sheet:
         self.canvas = FigureCanvasAgg(self.figure)
         self.title = self.fitted(options.title if options.title is not None else title, TITLE_POINTS, 24)
         self.entries: list[Entry] = []
+        self.words: list[Words] = []
+        self.ruled: tuple[Axes, str, str] | None = None
 
     def width_of(self, text: str, points: float) -> float:
-        """Pixels that a line of text takes, kerning left out."""
-        return sum(map(advance, text)) * points * self.point
+        """Pixels that a line of text takes."""
+        return width_of(text, points) * self.point
+
+    def look(self, index: int) -> tuple[str, str]:
+        """Colour and marker of the line `index`."""
+        return look(self.theme, index)
 
     @property
     def num_columns(self) -> int:
@@ -134,7 +108,9 @@ class Sheet:
         share = max(1 - bottom_share - top / options.height, 0.1)
         axes = self.figure.add_axes((left_share, bottom_share, 1 - left_share - right / options.width, share))
         axes.set_autoscale_on(False)  # every plot knows its limits
-        self.dress(axes, xlabel, ylabel)
+        axes.patch.set_visible(False)
+        self.set_locators(axes)
+        self.ruled = (axes, xlabel, self.fitted_to(ylabel, LABEL_POINTS, share * options.height / point + 40))
         self._draw_title()
         self._draw_legend(rows)
         return axes
@@ -161,8 +137,8 @@ class Sheet:
 
     def _draw_title(self) -> None:
         if self.title:
-            y = 1 - 10 * self.point / self.options.height
-            self.write(0.5, y, self.title, TITLE_POINTS, ha="center", va="top")
+            y = self.options.height - 12 * self.point
+            self.write(self.options.width / 2, y, self.title, TITLE_POINTS, "center", "top")
 
     def dress(self, axes: Axes, xlabel: str, ylabel: str) -> None:
         """Labels, grid and colours of a pair of axes."""
@@ -185,18 +161,21 @@ class Sheet:
             spine.set_visible(side in ("left", "bottom"))
             spine.set_color(theme.text)
             spine.set_linewidth(0.8)
-        for axis, pixels, room in (
-            (axes.xaxis, self.options.width, 70),
-            (axes.yaxis, self.options.height, 50),
-        ):
-            axis.set_major_locator(
-                MaxNLocator(nbins=int(max(2, min(10, pixels / (room * point)))), steps=[1, 2, 5, 10])
-            )
+        self.set_locators(axes)
 
-    def write(self, x: float, y: float, text: str, points: float, **style: Any) -> None:
-        """Text at a place of the figure; never read as mathematics."""
-        style.setdefault("color", self.theme.text)
-        self.figure.text(x, y, text, fontsize=points, parse_math=False, **style)
+    def set_locators(self, axes: Axes) -> None:
+        """As many round values as there is room for."""
+        pixels = (self.options.width, 70), (self.options.height, 50)
+        for axis, (size, room) in zip((axes.xaxis, axes.yaxis), pixels, strict=True):
+            nbins = int(max(2, min(10, size / (room * self.point))))
+            axis.set_major_locator(MaxNLocator(nbins=nbins, steps=[1, 2, 5, 10]))
+
+    def write(
+        self, x: float, y: float, text: str, points: float, horizontal: Horizontal = "left",
+        vertical: Vertical = "baseline", color: str = "",
+    ) -> None:  # fmt: skip
+        """Text at a place of the page, in pixels from the left and from the bottom."""
+        self.words.append(Words(x, y, text, points, color or self.theme.text, horizontal, vertical))
 
     def say(self, axes: Axes, text: str) -> None:
         """A sentence in the middle of axes that have nothing to show."""
@@ -239,9 +218,8 @@ class Sheet:
             left = begin
             for entry, text, size in row:
                 self._draw_entry(entry, left / width, y)
-                self.write(
-                    (left + (HANDLE_POINTS + 6) * point) / width, y, text, LEGEND_POINTS, va="center_baseline"
-                )
+                place = left + (HANDLE_POINTS + 6) * point
+                self.write(place, y * height, text, LEGEND_POINTS, vertical="center")
                 left += size
 
     def _draw_entry(self, entry: Entry, x: float, y: float) -> None:
@@ -263,18 +241,26 @@ class Sheet:
 
     def save(self, kind: Kind) -> bytes:
         """The finished picture; the same bytes for the same content."""
+        if self.ruled is not None:
+            rule(*self.ruled, (self.theme.text, self.theme.faint), self.words.append)
+            self.ruled = None
         sink = io.BytesIO()
+        written = [words for words in self.words if words.text]
         if kind is Kind.png:
-            # Charts are runs of one colour: run lengths alone pack them as well as level 6 does, which
-            # takes three times as long. Nothing is transparent, so there is no alpha to keep.
             self.canvas.draw()
-            image = Image.fromarray(np.asarray(self.canvas.buffer_rgba())).convert("RGB")
+            pixels = np.ascontiguousarray(np.asarray(self.canvas.buffer_rgba())[..., :3])
+            for words in written:
+                blend(pixels, words, self.options.dpi)
+            # Charts are runs of one colour: run lengths alone pack them as well as level 6 does, which
+            # takes three times as long.
             dpi = (self.options.dpi, self.options.dpi)
+            image = Image.fromarray(pixels)
             image.save(sink, format="png", compress_level=1, compress_type=RUN_LENGTHS, dpi=dpi)
-        elif kind is Kind.svg:
-            self.figure.savefig(sink, format="svg", metadata={"Date": None})
-        else:
-            self.figure.savefig(sink, format="pdf", metadata={"CreationDate": None})
+            return sink.getvalue()
+        for words in written:
+            add_text(self.figure, words)
+        dates = {"Date": None} if kind is Kind.svg else {"CreationDate": None}
+        self.figure.savefig(sink, format=kind.value, metadata=dates)
         return sink.getvalue()
 
 
@@ -303,8 +289,3 @@ def label_logs(axis: Axis, low: float, high: float) -> None:
     decades = math.log10(high / low)
     axis.set_minor_locator(LogLocator(subs=(2, 5) if decades < 1.7 else "all", numticks=30))
     axis.set_minor_formatter(NUMBERS if decades < 1.7 else NullFormatter())
-
-
-def look(theme: Theme, index: int) -> tuple[str, str]:
-    """Colour and marker of the line `index`; 88 pairs before one repeats."""
-    return theme.cycle[index % len(theme.cycle)], MARKERS[index % len(MARKERS)]

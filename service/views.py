@@ -176,7 +176,8 @@ def traces(
     if len(selection.trials) * len(metrics) * num_points > MAX_VALUES:
         raise bad_parameter(
             "points",
-            f"{len(selection.trials)} trials x {len(metrics)} metrics x {num_points} points; limit: {MAX_VALUES}",
+            f"{len(selection.trials)} trials x {len(metrics)} metrics x {num_points} points; "
+            f"limit: {MAX_VALUES}",
         )
     if first is not None and last is not None and first > last:
         raise bad_parameter("from", f"from {first} is after to {last}")

@@ -1,19 +1,19 @@
 """Study files: load, override, reject. What comes out is complete and known to be buildable.
 
 A study is one flat YAML file (see study/presets/): `trial` holds fixed settings, `arms` or `space`
-what differs. Precedence: defaults < study file < `--set a.b=c`. Every mistake is one ConfigError in
-the form given; known (where).
+what differs. Precedence: defaults < study file < `--profile NAME` < `--set a.b=c`. Every mistake is one
+ConfigError in the form given; known (where).
 """
 
 import copy
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from models.transformer import ModelConfig
 from models.variants import normalize, unknown
@@ -28,12 +28,9 @@ from study.specs import (
     ResetSpec,
     ScheduleSpec,
 )
+from study.validation import ConfigError, validate
 
 PRESETS = Path(__file__).parent / "presets"
-
-
-class ConfigError(ValueError):
-    """A study that can't be run as it is written; one clear line."""
 
 
 class Section(BaseModel):
@@ -64,6 +61,7 @@ class RecordSection(Section):
     grad_norms: bool = False  # grad_norm/<group>
     update_ratios: bool = False  # update_ratio/<group>
     activations: bool = False  # attn_logit_max and act_rms/<block>
+    model_update: bool = False  # and output_logit_max, log_z: the logits of the first batch, after the step
 
 
 class ValidationSection(Section):
@@ -125,6 +123,7 @@ class StudyConfig(Section):
     search: SearchSection = SearchSection()
     resources: Literal["auto"] | dict[str, float] = "auto"
     claims: list[dict[str, Any]] = []
+    profiles: dict[str, dict[str, Any]] = {}  # name -> dotted key -> value, for `--profile`
     max_failures: int = Field(3, ge=0)  # restarts of a trial that dies
     flush_seconds: float = Field(2.0, gt=0)
     checkpoint_seconds: float = Field(60.0, ge=0)
@@ -167,8 +166,8 @@ def study_source(name: str) -> str:
     return f"study/presets/{path.name}" if path.parent == PRESETS else str(path)
 
 
-def load_study(name: str, overrides: Sequence[str] = ()) -> StudyConfig:
-    """The study of a preset or file, with `a.b=c` overrides applied.
+def load_study(name: str, overrides: Sequence[str] = (), profile: str | None = None) -> StudyConfig:
+    """The study of a preset or file, with one of its own profiles and then `a.b=c` overrides applied.
 
     Raises ConfigError for anything that can't be a study.
     """
@@ -184,6 +183,9 @@ def load_study(name: str, overrides: Sequence[str] = ()) -> StudyConfig:
     if not isinstance(raw, dict):
         raise ConfigError(f"study file '{name}' must hold a mapping of sections, got {type(raw).__name__}")
     raw.setdefault("name", path.stem)
+    if profile is not None:
+        _apply_profile(raw, profile, where)
+        where = f"{where} or --profile"
     for override in overrides:
         key, equals, value = override.partition("=")
         if not equals or not key:
@@ -191,6 +193,16 @@ def load_study(name: str, overrides: Sequence[str] = ()) -> StudyConfig:
         set_dotted(raw, key.strip(), parse_value(value))
         where = f"{where} or --set"
     return validate(StudyConfig, raw, where)
+
+
+def _apply_profile(raw: dict[str, Any], profile: str, where: str) -> None:
+    known = validate(
+        StudyConfig, {"name": raw["name"], "profiles": raw.get("profiles") or {}}, where
+    ).profiles
+    if profile not in known:
+        raise ConfigError(str(unknown("profile", profile, known, f"{where}: profiles")))
+    for key, value in known[profile].items():
+        set_dotted(raw, key, copy.deepcopy(value))
 
 
 def set_dotted(target: dict[str, Any], key: str, value: Any) -> None:
@@ -237,36 +249,3 @@ def _fill_names(raw: dict[str, Any]) -> None:
     for field in fields(ModelSection):
         if isinstance(section, dict) and isinstance(section.get(field.name), dict):
             section[field.name].setdefault("name", field.default)
-
-
-def validate(section: type[BaseModel], raw: Mapping[str, Any], where: str) -> Any:
-    """`section` made from `raw`, or a ConfigError about the first thing that is wrong."""
-    try:
-        return section.model_validate(raw)
-    except ValidationError as error:
-        raise ConfigError(_explain(section, error, where)) from None
-
-
-def _explain(section: type[BaseModel], error: ValidationError, where: str) -> str:
-    first = error.errors()[0]
-    location = [str(part) for part in first["loc"]]
-    place = ".".join(location)
-    if where:
-        place = f"{where}.{place}" if where.endswith(": trial") else f"{where}: {place}"
-    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        known = _known_keys(section, location[:-1])
-        return str(unknown("key", location[-1], known, place))
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "value_error":
-        return f"{message} ({place})"
-    if first["type"] == "missing":
-        return f"a value is needed ({place})"
-    return f"{message[0].lower()}{message[1:]}, got {first['input']!r} ({place})"
-
-
-def _known_keys(section: Any, path: Iterable[str]) -> list[str]:
-    for part in path:
-        section = section.model_fields[part].annotation
-    if is_dataclass(section):
-        return [field.name for field in fields(section) if field.name != "vocab_size"]
-    return list(getattr(section, "model_fields", []))

@@ -7,14 +7,10 @@ catalogue (from a thread) and to the progress display. Traces never pass through
 import json
 import logging
 import os
-import platform
 import signal
-import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -30,9 +26,8 @@ from rich.console import Console
 from study.bookkeeper import Bookkeeper
 from study.catalogue import Catalogue
 from study.config import ConfigError, StudyConfig
-from study.estimates import Estimate
-from study.objectives import notes_of
 from study.progress import Line, Progress
+from study.rows import Job, trial_row
 from study.search import ENDED, Search
 from study.searcher import JobSearcher, scheduler
 from study.space import Plan, num_fitting, trial_resources
@@ -42,7 +37,6 @@ from study.worker import run_trial
 # What of a worker's report goes into the catalogue's row of its trial.
 REPORTED = ("status", "reason", "diverged_step", "loss", "grad_norm", "steps_per_second", "summary", "error")
 OBJECT_STORE_BYTES = 100 * 2**20  # traces don't pass through it
-PACKAGES = ("torch", "ray", "optuna", "numpy", "pyarrow", "gradnorm-study")
 
 
 @dataclass(frozen=True)
@@ -54,14 +48,6 @@ class Settings:
     catalogue: Catalogue
     console: Console
     max_concurrent: int | None = None
-
-
-@dataclass(frozen=True)
-class Job:
-    """A trial that is to be run, with what is known of it beforehand."""
-
-    plan: Plan
-    estimate: Estimate
 
 
 logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # what it says of trials, the display says
@@ -82,85 +68,6 @@ def connect(address: str | None) -> list[dict[str, Any]]:
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise ConfigError(f"no Ray cluster at '{address}': {error}") from error
     return [dict(node) for node in ray.nodes()]
-
-
-def run_row(study: StudyConfig, settings: Settings, data: list[dict[str, Any]]) -> dict[str, Any]:
-    """The catalogue's row of a new run."""
-    now = time.time()
-    return {
-        "id": settings.run_id,
-        "study": study.name,
-        "status": "running",
-        "created_at": now,
-        "heartbeat": now,
-        "storage": settings.storage,
-        "host": driver_name(),
-        "git_commit": _git_commit(),
-        "versions": _versions(),
-        "config": study.model_dump(),
-        "data": data,
-        "notes": notes_of(study),
-    }
-
-
-def trial_row(job: Job, run_id: str) -> dict[str, Any]:
-    """The catalogue's row of a trial that waits."""
-    plan = job.plan
-    return {
-        "id": plan.trial_id(run_id),
-        "run_id": run_id,
-        "number": plan.number,
-        "arm": plan.arm,
-        "arm_number": plan.arm_number,
-        "seed": plan.config.seed,
-        "status": "pending",
-        "step": 0,
-        "num_steps": plan.config.steps,
-        "attempts": 0,
-        "num_parameters": job.estimate.num_parameters,
-        "config": plan.config.model_dump(),
-        "overrides": plan.overrides,
-        "notes": job.estimate.notes,
-    }
-
-
-def driver_name() -> str:
-    """Host and process of this driver: what `is_driving` looks for."""
-    return f"{platform.node()} (process {os.getpid()})"
-
-
-def is_driving(run: dict[str, Any]) -> bool:
-    """Whether a driver is alive that owns the run: by its heartbeat, on its own host by its process."""
-    if run["status"] not in ("pending", "running"):
-        return False
-    host, _, process = (run["host"] or "").partition(" (process ")
-    if host != platform.node() or not process:
-        return True
-    try:
-        os.kill(int(process.rstrip(")")), 0)
-    except (ProcessLookupError, ValueError):
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def _git_commit() -> str | None:
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 class Events(tune.Callback):
@@ -301,8 +208,7 @@ def run_jobs(
             tuner.fit()
         finally:
             signal.signal(signal.SIGTERM, before)
-        left = search.left if search and not searcher.out_of_time else 0
-        _close_books(events, lines, left)
+        _close_books(events, lines, searcher.points_left())
 
 
 def _close_books(events: Events, lines: dict[str, Line], left: int) -> None:

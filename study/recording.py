@@ -2,7 +2,8 @@
 
 `Recorder` holds 0-dim tensors of the steps since the last flush and brings them over in one
 transfer. `sample_groups` measures, on sampled steps only, the optional columns: norms by group,
-update-to-weight ratios, attention logits and activations.
+update-to-weight ratios, attention logits and activations. `Probe` watches the model's outputs on one
+fixed batch.
 """
 
 from collections.abc import Iterator
@@ -13,9 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from models.norms import wide
+from study.precision import autocast
+
 if TYPE_CHECKING:
     from models.transformer import Transformer
     from study.config import RecordSection
+
+
+PROBE_SEQUENCES = 8
 
 
 class Recorder:
@@ -92,6 +99,48 @@ class GroupSamples:
                 changes = torch._foreach_sub([p.detach() for p in group], before)
                 norms = torch.nn.utils.get_total_norm(changes), torch.nn.utils.get_total_norm(before)
                 self.values[f"update_ratio/{name}"] = norms[0] / norms[1]
+
+
+class Probe:
+    """The logits of one fixed batch, and how far training has moved them since initialization.
+
+    tokens_BxT: int64 inputs, of which the first PROBE_SEQUENCES are used. The logits at the start are
+    kept on the device and go into checkpoints, so that a resumed trial measures from the same place.
+    """
+
+    def __init__(self, model: "Transformer", tokens_BxT: Tensor, precision: str) -> None:
+        self.model, self.precision = model, precision
+        self.tokens_BxT = tokens_BxT[:PROBE_SEQUENCES]
+        self.start_BxTxV = self._logits()
+
+    @torch.no_grad()
+    def _logits(self) -> Tensor:
+        self.model.eval()
+        with autocast(self.precision, self.tokens_BxT.device):
+            logits_BxTxV = wide(self.model(self.tokens_BxT))
+        self.model.train()
+        return logits_BxTxV
+
+    def measure(self) -> dict[str, Tensor]:
+        """0-dim float32 tensors, of the model as it is now.
+
+        model_update: root mean square over positions of ||logits - logits at the start||, DeepNet
+        (arXiv 2203.00555), section 3. output_logit_max: the largest |logit|. log_z: mean over
+        positions of log sum exp, which z-loss holds near 0.
+        """
+        logits_BxTxV = self._logits()
+        squares_BxT = (logits_BxTxV - self.start_BxTxV).square().sum(dim=-1)
+        return {
+            "model_update": squares_BxT.mean().sqrt(),
+            "output_logit_max": logits_BxTxV.abs().amax(),
+            "log_z": logits_BxTxV.logsumexp(dim=-1).mean(),
+        }
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"start": self.start_BxTxV}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.start_BxTxV = state["start"].to(self.start_BxTxV)
 
 
 @contextmanager

@@ -44,6 +44,9 @@ def main(
     overrides: Annotated[
         list[str] | None, typer.Option("--set", help="a.b=c, for any key; repeatable.")
     ] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="One of the study's own profiles, such as gpu: its long form.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the trials; run nothing.")] = False,
     storage: Annotated[str, typer.Option(envvar="GRADNORM_STORAGE", help="Folder or URI.")] = "runs",
     db: Annotated[str | None, typer.Option(envvar="GRADNORM_DB", help="Database URL [SQLite there].")] = None,
@@ -60,7 +63,7 @@ def main(
     try:
         place = Place.of(storage, db, address=address, max_concurrent=max_concurrent)
         if dry_run:
-            status = show_plan(study, overrides or [], console)
+            status = show_plan(study, overrides or [], console, profile)
         elif resume is not None:
             status = resume_run(resume, place, console)
         elif watch is not None:
@@ -68,7 +71,7 @@ def main(
         elif delete is not None:
             status = delete_run(delete, place, console, ask=not yes)
         else:
-            status = start_run(study, overrides or [], run_id, place, console)
+            status = start_run(study, overrides or [], run_id, place, console, profile)
     except (ConfigError, DataError, StorageError, CatalogueError) as error:
         typer.secho(f"error: {error}", fg="red", err=True)
         status = 2

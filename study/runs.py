@@ -13,17 +13,18 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.text import Text
 
-from study.catalogue import Catalogue
+from study.catalogue import Catalogue, CatalogueError
 from study.claims import check as check_claims
 from study.claims import parse as parse_claims
 from study.config import ConfigError, StudyConfig, TrialConfig, load_study, study_source, trial_config
 from study.data import Tokens, load_corpus
 from study.disk import print_disk_use, warn_of_a_full_disk
-from study.driver import Job, Settings, connect, driver_name, is_driving, run_jobs, run_row, trial_row
+from study.driver import Settings, connect, run_jobs
 from study.estimates import estimate
 from study.objectives import conclude
 from study.progress import Line, Progress
 from study.reading import arms_of, read, to_markdown
+from study.rows import Job, driver_name, is_driving, run_row, trial_row
 from study.search import Away, Search
 from study.space import Plan, named_arms, plan_trials, trial_resources
 from study.storage import Storage
@@ -51,9 +52,11 @@ class Place:
         return cls(opened, Catalogue(db or f"sqlite:///{opened.root}/gradnorm.db"), **rest)
 
 
-def plan_run(name: str, overrides: list[str]) -> tuple[StudyConfig, list[Job], dict[str, Tokens]]:
+def plan_run(
+    name: str, overrides: list[str], profile: str | None = None
+) -> tuple[StudyConfig, list[Job], dict[str, Tokens]]:
     """A study with its trials, each known to be buildable, and its corpora."""
-    study, where = load_study(name, overrides), study_source(name)
+    study, where = load_study(name, overrides, profile), study_source(name)
     data: dict[str, Tokens] = {}
     make = _job_maker(data, where)
     jobs = [make(plan) for plan in plan_trials(study, where)]
@@ -80,16 +83,23 @@ def _job_maker(data: dict[str, Tokens], where: str = "") -> Callable[[Plan], Job
     return make
 
 
-def show_plan(name: str, overrides: list[str], console: Console) -> int:
+def show_plan(name: str, overrides: list[str], console: Console, profile: str | None = None) -> int:
     """Print what a study would run."""
-    study, jobs, _ = plan_run(name, overrides)
+    study, jobs, _ = plan_run(name, overrides, profile)
     console.print(plan_table(study, jobs))
     return 0
 
 
-def start_run(name: str, overrides: list[str], run_id: str | None, place: Place, console: Console) -> int:
+def start_run(
+    name: str,
+    overrides: list[str],
+    run_id: str | None,
+    place: Place,
+    console: Console,
+    profile: str | None = None,
+) -> int:
     """Run a study; returns the exit status."""
-    study, jobs, data = plan_run(name, overrides)
+    study, jobs, data = plan_run(name, overrides, profile)
     run_id = run_id or f"{_slug(study.name)}-{time.strftime('%Y%m%d-%H%M%S')}"
     if not RUN_ID.fullmatch(run_id) or run_id == "latest":
         raise ConfigError(f"run id '{run_id}' must be 1 to 64 of a-z, 0-9 and '-', not '-' first (--run-id)")
@@ -103,7 +113,9 @@ def start_run(name: str, overrides: list[str], run_id: str | None, place: Place,
     catalogue.migrate()
     settings = Settings(run_id, storage.uri, catalogue, console, place.max_concurrent)
     identities = [tokens.identity for tokens in data.values()]
-    catalogue.add_run(run_row(study, settings, identities), [trial_row(job, run_id) for job in jobs])
+    catalogue.add_run(
+        run_row(study, run_id, storage.uri, identities), [trial_row(job, run_id) for job in jobs]
+    )
     search = _open_search(study, run_id, place, data, [])
     count = len(jobs) if search is None else search.left * study.search.seeds * search.width
     console.print(f"run {run_id}: {count} trials of study {study.name}", highlight=False)
@@ -139,8 +151,11 @@ def _conclude(
     study: StudyConfig, run_id: str, place: Place, console: Console, search: Search[Job] | None
 ) -> int:
     """Settle a search and say what came out; the exit status."""
-    if search is not None:
-        search.settle()
+    try:
+        if search is not None:
+            search.settle()
+    except Away as error:
+        raise CatalogueError(f"database '{place.catalogue.name}' is away, resume later: {error}") from error
     run = find_run(run_id, place)
     trials = place.catalogue.trials(run_id)
     results, notes = conclude(study, trials)

@@ -1,9 +1,8 @@
 """The search: Optuna suggests points, every point is run with all seeds, its value is told back.
 
-One Optuna study an arm lies in the catalogue's database, named by the run, so that optuna-dashboard
-opens it and a resumed run goes on with its history. An Optuna trial keeps, as `point` and
-`arm_numbers`, which trials of the run are its; what was suggested and not told is found again by them.
-Knows no Ray: searcher.py hands the trials to Tune.
+One Optuna study an arm lies in the catalogue's database, named by the run: optuna-dashboard opens it,
+a resumed run goes on with its history. An Optuna trial keeps as `point` and `arm_numbers` which trials
+of the run are its. Knows no Ray: searcher.py hands the trials to Tune.
 """
 
 import time
@@ -26,11 +25,11 @@ from study.space import MAX_REFUSED, Plan, first_points, named_arms, point_arms,
 ENDED = ("finished", "diverged", "pruned", "failed")
 ATTEMPTS = 5  # at the database, in a row
 PAUSE_SECONDS = 0.1  # between them
+NEW = -1  # a suggestion that is no point of the run yet
 LOCK_SECONDS = 15.0  # how long SQLite waits for another writer
 
-optuna.logging.set_verbosity(optuna.logging.WARNING)
-
 Job = TypeVar("Job")
+optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 class Away(RuntimeError):
@@ -50,9 +49,8 @@ class Point:
 class Search(Generic[Job]):
     """Suggests the trials of a run and learns from them.
 
-    `make` turns a Plan into what is to be run, or raises ConfigError: such a point is told as failed
-    and another one is asked for. `rows` are the run's trials so far, where it is resumed. Raises
-    ConfigError if the history of a run that has trials is gone.
+    `make` turns a Plan into what is to be run; where it raises ConfigError, the point is told as failed
+    and another asked for. `rows`: a resumed run's trials. ConfigError if their history is gone.
     """
 
     def __init__(
@@ -73,7 +71,9 @@ class Search(Generic[Job]):
         self._open: dict[str, Point] = {}  # by trial id
         self._untold: list[Point] = []
         self._begun: list[tuple[int, int, int]] = []  # arm, Optuna's id of its trial, point: to be planned
+        self._counted: list[set[int]] = [set() for _ in self.arms]  # numbers of the points of each arm
         self._given_up: set[int] = set()
+        self._was_away = False
         self._problem = ""
         with self._database():
             self._storage = _storage(url)
@@ -102,26 +102,34 @@ class Search(Generic[Job]):
         by_id = {row["id"]: row for row in rows}
         highest = max((row["arm_number"] // self.width for row in rows), default=-1)
         for arm, study in enumerate(self._studies):
+            self._find_cut_off(arm)
             for trial in study.get_trials(deepcopy=False):
-                number = trial.user_attrs.get("point")
-                if number is None:
-                    if trial.state == TrialState.RUNNING:
-                        self._begun.append((arm, trial._trial_id, -1))
+                if "point" not in trial.user_attrs:
                     continue
+                number = trial.user_attrs["point"]
                 highest = max(highest, number)
+                self._counted[arm].add(number)
                 point = Point(arm, trial.number, self._trial_ids(number))
-                if not all(trial_id in by_id for trial_id in point.trial_ids):
-                    if trial.state == TrialState.RUNNING:
-                        self._begun.append((arm, trial._trial_id, number))
-                elif trial.state in (TrialState.RUNNING, TrialState.FAIL):
+                if all(trial_id in by_id for trial_id in point.trial_ids):
                     self._reopen(point, [by_id[trial_id] for trial_id in point.trial_ids], trial.state)
+                elif trial.state == TrialState.RUNNING:
+                    self._begun.append((arm, trial._trial_id, number))
         self._tell_all()
         return highest + 1
 
+    def _find_cut_off(self, arm: int) -> None:
+        """Suggestions that Optuna made and that were never marked as points: they are gone on with."""
+        known = {trial_id for _, trial_id, _ in self._begun}
+        for trial in self._studies[arm].get_trials(deepcopy=False):
+            cut_off = trial.state == TrialState.RUNNING and "point" not in trial.user_attrs
+            if cut_off and trial._trial_id not in known:
+                self._begun.append((arm, trial._trial_id, NEW))
+
     def _reopen(self, point: Point, rows: Sequence[Row], state: TrialState) -> None:
-        point.rows = {row["id"]: row for row in rows if row["status"] in ENDED and row["status"] != "failed"}
-        if state == TrialState.FAIL and not any(row["status"] == "failed" for row in rows):
+        failed = any(row["status"] == "failed" for row in rows)
+        if state != TrialState.RUNNING and not (state == TrialState.FAIL and failed):
             return
+        point.rows = {row["id"]: row for row in rows if row["status"] in ENDED and row["status"] != "failed"}
         self._open |= dict.fromkeys(point.trial_ids, point)
         if len(point.rows) == len(point.trial_ids):
             self._untold.append(point)
@@ -129,19 +137,21 @@ class Search(Generic[Job]):
     @property
     def left(self) -> int:
         """How many points are still to come from here; those that are being run are not among them."""
-        wanted = self.study.search.num_samples or 0
-        open_arms = [arm for arm in range(len(self.arms)) if arm not in self._given_up]
-        known = sum(number >= 0 for _, _, number in self._begun)
-        return known + sum(wanted - self._num_points(arm) for arm in open_arms)
+        known = sum(number != NEW for _, _, number in self._begun)
+        return known + sum(self._lacking(arm) for arm in range(len(self.arms)))
 
-    def _num_points(self, arm: int) -> int:
-        trials = self._studies[arm].get_trials(deepcopy=False)
-        return len({trial.user_attrs["point"] for trial in trials if "point" in trial.user_attrs})
+    def _lacking(self, arm: int) -> int:
+        wanted = self.study.search.num_samples or 0
+        return 0 if arm in self._given_up else wanted - len(self._counted[arm])
 
     def next(self) -> list[Job]:
         """The trials of the next point; empty when all have been suggested. Raises Away."""
         with self._database():
             self._tell_all()
+            if self._was_away:
+                for arm in range(len(self.arms)):
+                    self._find_cut_off(arm)
+                self._was_away = False
             while self._begun:
                 arm, trial_id, number = self._begun[-1]
                 jobs = self._take(arm, optuna.Trial(self._seeded(arm), trial_id), number)
@@ -154,8 +164,8 @@ class Search(Generic[Job]):
         refused, problem = 0, ""
         while (arm := self._arm_in_turn()) is not None:
             trial = self._seeded(arm).ask()
-            self._begun.append((arm, trial._trial_id, -1))
-            jobs = self._take(arm, trial, -1)
+            self._begun.append((arm, trial._trial_id, NEW))
+            jobs = self._take(arm, trial, NEW)
             self._begun.pop()
             if jobs:
                 return jobs
@@ -164,7 +174,7 @@ class Search(Generic[Job]):
                 self._given_up.add(arm)
                 refused = 0
                 self.notes.append(
-                    f"the search ended after {self._num_points(arm)} of "
+                    f"the search ended after {len(self._counted[arm])} of "
                     f"{self.study.search.num_samples} points: {MAX_REFUSED} suggestions in a row "
                     f"could not be built ({problem})"
                 )
@@ -176,14 +186,12 @@ class Search(Generic[Job]):
         return study
 
     def _arm_in_turn(self) -> int | None:
-        wanted = self.study.search.num_samples or 0
-        counts = {arm: self._num_points(arm) for arm in range(len(self.arms)) if arm not in self._given_up}
-        open_arms = [arm for arm, count in counts.items() if count < wanted]
-        return min(open_arms, key=lambda arm: counts[arm], default=None)
+        lacking = [arm for arm in range(len(self.arms)) if self._lacking(arm)]
+        return max(lacking, key=self._lacking, default=None)
 
     def _take(self, arm: int, trial: optuna.Trial, number: int) -> list[Job]:
         """The trials of what Optuna suggests; empty if it can't be built, which Optuna is then told."""
-        number = self._next_point if number < 0 else number
+        number = self._next_point if number == NEW else number
         values = self.space.draw(trial)
         try:
             plans = list(self._plans(arm, values, number))
@@ -197,6 +205,7 @@ class Search(Generic[Job]):
         trial.set_user_attr("arm_numbers", sorted({plan.arm_number for plan in plans}))
         trial.set_user_attr("point", number)
         self._next_point = max(self._next_point, number + 1)
+        self._counted[arm].add(number)
         self.labels |= {plan.arm for plan in plans}
         point = Point(arm, trial.number, [plan.trial_id(self.run_id) for plan in plans])
         self._open |= dict.fromkeys(point.trial_ids, point)
@@ -269,6 +278,7 @@ class Search(Generic[Job]):
         try:
             yield
         except (optuna.exceptions.StorageInternalError, sa.exc.DBAPIError) as error:
+            self._was_away = True
             raise Away(str(error.__cause__ or error)) from error
 
 

@@ -18,7 +18,7 @@ from study.config import StudyConfig, TrialConfig
 from study.search import ENDED, Away, Search
 
 if TYPE_CHECKING:
-    from study.driver import Job
+    from study.rows import Job
 
 RUNGS = 8  # a scheduler judges no trial before an eighth of its steps
 
@@ -70,6 +70,14 @@ class JobSearcher(Searcher):
     @property
     def out_of_time(self) -> bool:
         return self.ends_at is not None and time.monotonic() >= self.ends_at
+
+    def points_left(self) -> int:
+        """Points that a resume is to suggest; none where it was time that ended the search."""
+        left = self.search.left if self.search is not None else 0
+        if left and self.search is not None and self.out_of_time:
+            self.search.notes.append(f"the time budget ended the search, {left} points before its end")
+            return 0
+        return left
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False

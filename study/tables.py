@@ -12,7 +12,7 @@ from study.progress import COLORS, number
 
 if TYPE_CHECKING:
     from study.config import StudyConfig
-    from study.driver import Job
+    from study.rows import Job
 
 
 def _table(*columns: str) -> Table:

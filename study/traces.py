@@ -20,30 +20,24 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from study.parts import (
+    COLUMN_TYPES,
+    FORMAT_VERSION,
+    Part,
+    encode,
+    list_part_names,
+    num_mergeable,
+    part_table,
+    read_part,
+    trace_folder,
+)
 from study.storage import Storage
 
-FORMAT_VERSION = 1
 MAX_PARTS = 64
-
-# Types of the columns that the contract names; every other column is float32.
-COLUMN_TYPES = {"step": pa.int32(), "skipped": pa.bool_()}
 
 
 class TraceError(ValueError):
     """A trace is not what its writer left: steps are missing or a part can't be read."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """One readable part: its file name and the steps that it holds."""
-
-    name: str
-    first: int
-    last: int
-
-    @property
-    def num_steps(self) -> int:
-        return self.last - self.first + 1
 
 
 @dataclass(frozen=True)
@@ -66,17 +60,6 @@ class Trace:
     def columns(self) -> dict[str, np.ndarray]:
         """All columns as arrays."""
         return {name: self.numpy(name) for name in self.table.column_names}
-
-
-def trace_folder(run_id: str, trial_id: str) -> str:
-    """Where a trial's parts lie, relative to the storage root."""
-    return f"{run_id}/{trial_id}/trace"
-
-
-def list_part_names(storage: Storage, run_id: str, trial_id: str) -> list[str]:
-    """Names of the part files, in the order of their first steps, by one listing."""
-    names = storage.names(trace_folder(run_id, trial_id))
-    return [name for name in names if name.endswith(".parquet") and name[:-8].isdigit()]
 
 
 def read_trace(
@@ -106,7 +89,7 @@ def read_trace(
         if index + 1 < len(names) and int(names[index + 1][:9]) <= first:
             continue  # the next part begins at or before what is asked for
         try:
-            table = _read_part(storage, f"{folder}/{name}", columns, present)
+            table = read_part(storage, f"{folder}/{name}", columns, present)
         except (pa.ArrowException, OSError, KeyError) as error:
             if isinstance(error, FileNotFoundError) and listings > 1:
                 # Its rows are in a part that may have been read before they came there.
@@ -123,25 +106,6 @@ def read_trace(
         return Trace(_empty(columns), unreadable, tuple(present))
     table = pa.concat_tables(tables, promote_options="default").combine_chunks()
     return Trace(table.replace_schema_metadata(None), unreadable, tuple(present))
-
-
-def _read_part(
-    storage: Storage, path: str, columns: Sequence[str] | None, present: dict[str, None] | None = None
-) -> pa.Table:
-    """A part's rows; the names of all its columns but `step` are added to `present`.
-
-    KeyError if it has no `step`: whatever it is, it is no part.
-    """
-    with storage.fs.open_input_file(storage.path(path)) as source:
-        part = pq.ParquetFile(source)
-        if "step" not in part.schema_arrow.names:
-            raise KeyError("no column 'step'")
-        if present is not None:
-            present.update(dict.fromkeys(name for name in part.schema_arrow.names if name != "step"))
-        wanted = None
-        if columns is not None:
-            wanted = [name for name in dict.fromkeys(["step", *columns]) if name in part.schema_arrow.names]
-        return part.read(columns=wanted, use_threads=False)
 
 
 def _empty(columns: Sequence[str] | None) -> pa.Table:
@@ -195,7 +159,7 @@ class TraceWriter:
         if int(name[:9]) > max(after, 0):
             return self.storage.delete(path)
         try:
-            steps = _read_part(self.storage, path, ["step"]).column("step").to_numpy()
+            steps = read_part(self.storage, path, ["step"]).column("step").to_numpy()
             last = int(steps[-1])
             contiguous = last - int(steps[0]) + 1 == len(steps)
         except (pa.ArrowException, OSError, IndexError) as error:
@@ -205,7 +169,7 @@ class TraceWriter:
         if int(steps[0]) != self.last + 1 or not contiguous:
             raise TraceError(f"steps after {self.last} are missing before part {path}")
         if last > after:
-            table = _read_part(self.storage, path, None)
+            table = read_part(self.storage, path, None)
             self._write(name, table.slice(0, after - int(steps[0]) + 1))
         self.parts.append(Part(name, int(steps[0]), min(last, after)))
         return None
@@ -216,7 +180,7 @@ class TraceWriter:
         Steps must follow the last written one without a gap. A masked array's masked places and a
         pyarrow array's nulls are stored as null.
         """
-        table = _table(columns)
+        table = part_table(columns)
         steps = table.column("step").to_numpy()
         if len(steps) == 0:
             return
@@ -228,7 +192,7 @@ class TraceWriter:
         self._write(part.name, table)
         self.parts.append(part)
         if len(self.parts) >= MAX_PARTS:
-            self._merge(_mergeable(self.parts))
+            self._merge(num_mergeable(self.parts))
 
     def close(self) -> None:
         """Merge what there is into one part."""
@@ -249,7 +213,7 @@ class TraceWriter:
         members = self.parts[len(self.parts) - num_parts :]
         if len(members) < 2:
             return
-        tables = [_read_part(self.storage, f"{self.folder}/{part.name}", None) for part in members]
+        tables = [read_part(self.storage, f"{self.folder}/{part.name}", None) for part in members]
         merged = Part(members[0].name, members[0].first, members[-1].last)
         self._write(merged.name, pa.concat_tables(tables, promote_options="default"))
         for part in members[1:]:
@@ -257,41 +221,4 @@ class TraceWriter:
         self.parts[len(self.parts) - num_parts :] = [merged]
 
     def _write(self, name: str, table: pa.Table) -> None:
-        sink = pa.BufferOutputStream()
-        # Step counts by one and neighbouring floats share their high bytes: both encodings show it to zstd.
-        encodings = {
-            column.name: "DELTA_BINARY_PACKED" if pa.types.is_integer(column.type) else "BYTE_STREAM_SPLIT"
-            for column in table.schema
-            if not pa.types.is_boolean(column.type)
-        }
-        pq.write_table(
-            table.replace_schema_metadata(self.metadata),
-            sink,
-            compression="zstd",
-            use_dictionary=False,
-            column_encoding=encodings,
-        )
-        self.storage.write(f"{self.folder}/{name}", sink.getvalue())
-
-
-def _table(columns: Mapping[str, Any]) -> pa.Table:
-    arrays = {}
-    for name, values in columns.items():
-        kind = COLUMN_TYPES.get(name, pa.float32())
-        mask = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
-        arrays[name] = pa.array(np.ma.getdata(values) if mask is not None else values, kind, mask=mask)
-    return pa.table(arrays)
-
-
-def _mergeable(parts: Sequence[Part]) -> int:
-    """How many parts to merge, from the end: as many as there are while none outweighs the others.
-
-    A part is so rewritten only when its merged part at least doubles it: log2(steps) times at most.
-    """
-    best, total, largest = 2, 0, 0
-    for count, part in enumerate(reversed(parts), start=1):
-        total += part.num_steps
-        largest = max(largest, part.num_steps)
-        if count > 2 and largest * 2 <= total:
-            best = count
-    return best
+        self.storage.write(f"{self.folder}/{name}", encode(table, self.metadata))

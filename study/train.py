@@ -27,7 +27,7 @@ from study.config import TrialConfig
 from study.data import Batches, Tokens, causal_pairs, masked_pairs
 from study.divergence import Divergence, DivergenceWatch
 from study.precision import LossScale, autocast
-from study.recording import Recorder, sample_groups
+from study.recording import Probe, Recorder, sample_groups
 from study.schedules import SCHEDULES
 
 FIRST_FLUSH_SECONDS = 0.5  # a person who waits sees soon that it works
@@ -109,6 +109,9 @@ class Trial:
         self.batches = Batches(train_tokens, config.model.context_length, config.batch_size, config.seed)
         self.held_out = data.tokens[len(data.tokens) - held_out :]
         self.loss = torch.compile(self.model.loss) if config.compile else self.model.loss
+        self.probe: Probe | None = None
+        if config.record.model_update:
+            self.probe = Probe(self.model, self._batch(self.batches, 1)[0], config.precision)
 
     def run_step(self) -> float:
         """One optimizer update, recorded; returns the seconds spent waiting for its batch."""
@@ -134,6 +137,8 @@ class Trial:
             self.model.after_step()
             self.loss_scale.update(~torch.isfinite(clipped.grad_norm))
             groups.measure_updates()
+        # Outside, where nothing is observed: the probe's forward is not the step's.
+        probed = self.probe.measure() if sampled and self.probe is not None else {}
         self.recorder.add(
             self.step,
             {
@@ -145,7 +150,7 @@ class Trial:
                 "loss_scale": used_scale,
             },
             lr=self.optimizer.param_groups[0]["lr"],
-            sampled=groups.values | self._validate(),
+            sampled=groups.values | probed | self._validate(),
         )
         self.optimizer.zero_grad(set_to_none=True)
         return waited
@@ -230,6 +235,7 @@ class Trial:
             "guard": self.guard.state_dict(),
             "loss_scale": self.loss_scale.state_dict(),
             "watch": self.watch.state_dict(),
+            "probe": self.probe.state_dict() if self.probe else None,
             "rng": torch.get_rng_state(),
             "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
         }
@@ -242,6 +248,8 @@ class Trial:
         self.guard.load_state_dict(state["guard"])
         self.loss_scale.load_state_dict(state["loss_scale"])
         self.watch.load_state_dict(state["watch"])
+        if self.probe is not None:
+            self.probe.load_state_dict(state["probe"])
         torch.set_rng_state(state["rng"])
         if state["cuda_rng"] is not None:
             torch.cuda.set_rng_state(state["cuda_rng"], self.device)

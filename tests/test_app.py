@@ -18,7 +18,10 @@ def test_starting_loads_neither_ray_nor_torch_nor_a_renderer():
         "print([name for name in ('ray', 'torch', 'matplotlib', 'optuna', 'alembic') if name in sys.modules])"
     )
     assert (
-        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.strip() == "[]"
+        subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "[]"
     )
 
 

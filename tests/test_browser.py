@@ -83,24 +83,28 @@ def browser():
 
 
 @pytest.fixture(scope="module")
-def desktop(browser):
-    """A window whose cache serves all tests: plotly is read once."""
-    context = browser.new_context(viewport={"width": 1200, "height": 860})
-    yield context
-    context.close()
+def window(browser):
+    """A window of given settings, whose cache serves all tests: plotly is read once."""
+    known = {}
+
+    def found(**settings):
+        key = repr(settings)
+        if key not in known:
+            known[key] = browser.new_context(**({"viewport": {"width": 1200, "height": 860}} | settings))
+        return known[key]
+
+    yield found
+    for context in known.values():
+        context.close()
 
 
 @pytest.fixture
-def open_page(browser, desktop, address):
+def open_page(window, address):
     """Opens a path and waits for its chart; no console error and no request to another host is forgiven."""
-    pages, contexts = [], []
+    pages = []
 
     def opened(path, **settings):
-        context = desktop
-        if settings:
-            context = browser.new_context(**({"viewport": {"width": 1200, "height": 860}} | settings))
-            contexts.append(context)
-        page = context.new_page()
+        page = window(**settings).new_page()
         pages.append(page)
         page.set_default_timeout(PATIENCE)
         page.asked, page.wrong = [], []
@@ -115,8 +119,8 @@ def open_page(browser, desktop, address):
     yield opened
     wrong = [text for page in pages for text in page.wrong]
     foreign = [url for page in pages for url in page.asked if not url.startswith((address, "data:", "blob:"))]
-    for one in [*pages, *contexts]:
-        one.close()
+    for page in pages:
+        page.close()
     assert wrong == []
     assert foreign == []
 
@@ -132,7 +136,7 @@ def keep(page, name):
 
 
 def until(page, script):
-    """Waits for an expression to hold. Playwright's own wait evaluates in the page, which its policy forbids."""
+    """Waits for an expression to hold; Playwright's own wait evaluates in the page, which that forbids."""
     deadline = time.monotonic() + PATIENCE / 1000
     while not page.evaluate(script):
         assert time.monotonic() < deadline, f"still not: {script}"
@@ -145,9 +149,9 @@ def query_of(url):
 
 def lines(page):
     """What plotly has drawn: name, whether visible, number of points, for each line of values."""
-    script = """() => document.querySelector('.plot').data.filter((trace) => trace.mode.includes('lines') && !trace.fill
-        && trace.yaxis !== 'y2').map((trace) => [trace.name, trace.visible, trace.x.length])"""
-    return page.evaluate(script)
+    return page.evaluate("""() => document.querySelector('.plot').data
+        .filter((trace) => trace.mode.includes('lines') && !trace.fill && trace.yaxis !== 'y2')
+        .map((trace) => [trace.name, trace.visible, trace.x.length])""")
 
 
 def test_from_the_list_to_a_run(open_page):
@@ -258,29 +262,30 @@ def test_trials_sort_and_filter(open_page):
 
 
 def test_a_live_run_grows_without_a_reload(open_page, planted):
+    trials = ("live_00000", "live_00001")
     page = open_page("/ui/runs/live")
     page.evaluate("window.stayed = true")
     assert lines(page)[0][2] == 100
 
     def go_on():
-        """What a worker and the driver do at a flush."""
-        for trial in ("live_00000", "live_00001"):
+        """What workers and the driver do at a flush."""
+        for trial in trials:
             writer = TraceWriter(planted.storage, "live", trial, after=100)
             writer.append({"step": np.arange(101, 161), "grad_norm": np.full(60, 2.5), "loss": np.ones(60)})
-        planted.change("live", {"heartbeat": time.time()}, {
-            trial: {"step": 160, "heartbeat": time.time(), "grad_norm": 2.5} for trial in ("live_00000", "live_00001")
-        })  # fmt: skip
+        now = time.time()
+        planted.change("live", {"heartbeat": now}, dict.fromkeys(trials, {"step": 160, "heartbeat": now}))
 
-    writer = threading.Thread(target=go_on)
-    writer.start()
-    writer.join()
+    worker = threading.Thread(target=go_on)
+    worker.start()
+    worker.join()
     until(page, "document.querySelector('.plot').data[0].x.at(-1) === 160")
     until(page, "document.querySelector('#trial-rows').textContent.includes('160')")
     assert "16" in page.locator("#head .progress").inner_text()
     keep(page, "live")
-    planted.change("live", {"status": "finished", "ended_at": time.time()}, {
-        trial: {"status": "finished", "ended_at": time.time()} for trial in ("live_00000", "live_00001")
-    })  # fmt: skip
+    control(page, "view").last.check(force=True)
+    until(page, "document.querySelector('.drawn').naturalWidth > 0")
+    ended = {"status": "finished", "ended_at": time.time()}
+    planted.change("live", ended, dict.fromkeys(trials, ended))
     page.locator("#head .status.finished").wait_for()
     assert page.evaluate("window.stayed")
 
@@ -310,6 +315,7 @@ def test_the_dark_theme_is_remembered(open_page):
     page.locator(".legend button").first.wait_for()
     assert page.evaluate(ground) == "rgb(20, 24, 29)"
     keep(page, "dark")
+    page.evaluate("localStorage.clear()")
 
 
 @pytest.mark.parametrize(
@@ -319,31 +325,34 @@ def test_pages_fit_a_phone(open_page, path):
     page = open_page(path, is_mobile=True, has_touch=True, viewport={"width": 390, "height": 844})
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     small = page.evaluate("""() => [...document.querySelectorAll('main :is(button, select, .button)')]
-        .filter((one) => one.checkVisibility()).map((one) => one.getBoundingClientRect().height).filter((height) => height < 24)""")
+        .filter((one) => one.checkVisibility())
+        .map((one) => one.getBoundingClientRect().height).filter((height) => height < 24)""")
     assert small == []
     keep(page, "phone-" + (path.strip("/").partition("?")[0].replace("/", "-") or "list"))
 
 
 FAINT_TEXTS = """() => {
-        const numbers = (color) => color.match(/[\\d.]+/g).map(Number);
-        const light = ([r, g, b]) => [r, g, b].map((c) => c / 255).map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
-            .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
-        const ground = (one) => {
-            for (; one; one = one.parentElement) {
-                const color = numbers(getComputedStyle(one).backgroundColor);
-                if (color.length < 4 || color[3] > 0) return color;
-            }
-            return [255, 255, 255];
-        };
-        const found = [];
-        for (const one of document.querySelectorAll('body *:not(.plot *)')) {
-            const text = [...one.childNodes].some((node) => node.nodeType === 3 && node.nodeValue.trim());
-            if (!text || !one.checkVisibility() || one.closest('script, noscript, option')) continue;
-            const [a, b] = [light(numbers(getComputedStyle(one).color)), light(ground(one))].sort((x, y) => y - x);
-            if ((a + 0.05) / (b + 0.05) < 4.5) found.push([one.textContent.trim().slice(0, 40), (a + 0.05) / (b + 0.05)]);
+    const numbers = (color) => color.match(/[\\d.]+/g).map(Number);
+    const linear = (part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
+    const weights = [0.2126, 0.7152, 0.0722];
+    const light = (color) => weights.reduce((sum, weight, i) => sum + weight * linear(color[i] / 255), 0);
+    const ground = (one) => {
+        for (; one; one = one.parentElement) {
+            const color = numbers(getComputedStyle(one).backgroundColor);
+            if (color.length < 4 || color[3] > 0) return color;
         }
-        return found;
-    }"""
+        return [255, 255, 255];
+    };
+    const found = [];
+    for (const one of document.querySelectorAll('body *:not(.plot *, script, noscript, option)')) {
+        const text = [...one.childNodes].some((node) => node.nodeType === 3 && node.nodeValue.trim());
+        if (!text || !one.checkVisibility()) continue;
+        const both = [light(numbers(getComputedStyle(one).color)), light(ground(one))];
+        const contrast = (Math.max(...both) + 0.05) / (Math.min(...both) + 0.05);
+        if (contrast < 4.5) found.push([one.textContent.trim().slice(0, 40), contrast]);
+    }
+    return found;
+}"""
 
 
 def test_text_is_readable_on_its_ground(open_page):
@@ -361,8 +370,10 @@ def test_everything_is_reached_by_tab_and_seen(open_page):
     for _ in range(24):
         page.keyboard.press("Tab")
         name, seen = page.evaluate("""() => {
-            const one = document.activeElement, shown = one.matches('.choice input') ? one.nextElementSibling : one;
-            return [one.id || one.name || one.textContent.trim().slice(0, 30), getComputedStyle(shown).outlineStyle !== 'none'];
+            const one = document.activeElement;
+            const outlined = one.matches('.choice input') ? one.nextElementSibling : one;
+            const name = one.id || one.name || one.textContent.trim().slice(0, 30);
+            return [name, getComputedStyle(outlined).outlineStyle !== 'none'];
         }""")
         reached.add(name)
         if not seen:

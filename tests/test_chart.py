@@ -1,4 +1,4 @@
-"""Curves over HTTP: the same lines as in pictures and traces, whatever the zoom, the grouping, the smoothing."""
+"""Curves over HTTP: the lines of pictures and traces, whatever the zoom, the grouping, the smoothing."""
 
 import json
 

@@ -15,7 +15,7 @@ from service.settings import Settings
 
 @pytest.fixture
 def base(store):
-    """A real server on a free port: events of a run that lives don't end, which no in-process client likes."""
+    """A real server on a free port: the events of a live run don't end, which no in-process client bears."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

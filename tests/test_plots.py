@@ -156,7 +156,8 @@ def test_too_many_lines_are_refused_with_the_limit(store, client_of):
 @pytest.mark.parametrize(
     "query",
     ["width=5", "width=4000&height=4000", "ymin=3&ymax=2", "yscale=log&ymin=-1", "from=9&to=3", "band=sd",
-     "theme=neon", "group_by=nonsense", "trials=nobody", "where=nonsense:1", "smooth=-1", "dpi=400&width=300"],
+     "theme=neon", "group_by=nonsense", "trials=nobody", "where=nonsense:1", "smooth=-1",
+     "dpi=400&width=300"],
 )  # fmt: skip
 def test_a_bad_parameter_is_422_that_names_it(client, query):
     answer = client.get(f"/runs/plain/gradnorm.png?{query}")

@@ -3,6 +3,7 @@
 import json
 import math
 import sqlite3
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,15 @@ from ray.tune.search import Searcher
 from study import search as search_module
 from study.config import ConfigError, StudyConfig
 from study.distributions import Space
-from study.driver import Job
 from study.estimates import Estimate
 from study.objectives import Objective, conclude, pareto_front
+from study.rows import Job
 from study.samplers import SAMPLERS
 from study.search import Away, Search
 from study.searcher import JobSearcher
 from study.space import Plan, arms, plan_trials
+
+pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 
 LR = {"optimizer.lr": {"loguniform": [1e-5, 1.0]}}
 RELAXED = {"model.relaxation": ["none", {"name": "softcap", "cap": {"uniform": [10, 50]}}]}
@@ -522,6 +525,47 @@ def test_database_that_is_away_costs_a_search_nothing(
     connection.execute("rollback")
     assert len(run_points(search)) == 2
     assert [one.state for one in optuna_study(search).trials] == [TrialState.COMPLETE] * 3
+
+
+def test_server_that_restarts_costs_a_search_nothing(postgresql_server: Any) -> None:
+    """Two points are out as PostgreSQL goes away; one ends meanwhile; nothing is lost or asked twice."""
+    search = Search(study_of(num_samples=4), "planted", postgresql_server.new_database(), same)
+    (first,), (second,) = search.next(), search.next()
+    postgresql_server.stop()
+    try:
+        search.ended(first.trial_id("planted"), outcome(first))
+        for _ in range(3):
+            with pytest.raises(Away):
+                search.next()
+        assert search.left == 2
+    finally:
+        postgresql_server.start()
+    search.ended(second.trial_id("planted"), outcome(second))
+    assert [row["arm_number"] for row in run_points(search)] == [2, 3]
+    assert [one.state for one in optuna_study(search).trials] == [TrialState.COMPLETE] * 4
+
+
+def test_searcher_keeps_to_its_limit_and_begins_nothing_after_its_time() -> None:
+    plans = plan_trials(study_of(algorithm="random", num_samples=3))
+    jobs = [Job(plan, Estimate(0, 0, [])) for plan in plans]
+    searcher = JobSearcher(jobs, lambda job: {"number": job.plan.number}, max_concurrent=1, time_budget=60)
+    assert searcher.suggest("a") == {"job": {"number": 0}}
+    assert searcher.suggest("b") is None
+    searcher.on_trial_complete("a", {"details": "{}"})
+    assert searcher.suggest("b") == {"job": {"number": 1}}
+    searcher.on_trial_complete("b", error=True)
+    searcher.ends_at = time.monotonic()
+    assert searcher.suggest("c") == Searcher.FINISHED
+
+
+def test_time_that_ends_a_search_is_said_in_its_notes() -> None:
+    search = Search(study_of(), "planted", None, lambda plan: Job(plan, Estimate(0, 0, [])))
+    searcher = JobSearcher([], lambda job: {}, search=search, time_budget=60)
+    searcher.suggest("a")
+    assert searcher.points_left() == 5 and not search.notes
+    searcher.ends_at = time.monotonic()
+    assert searcher.points_left() == 0
+    assert search.notes == ["the time budget ended the search, 5 points before its end"]
 
 
 def test_points_with_the_same_settings_have_labels_of_their_own() -> None:

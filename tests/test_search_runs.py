@@ -126,7 +126,7 @@ def test_pruned_trial_is_told_so_and_stays_readable(tmp_path: Path) -> None:
     assert status == 0 and "no trial left" in output
 
 
-@pytest.mark.parametrize("scheduler", ["none", "asha", "median"])
+@pytest.mark.parametrize("scheduler", ["asha", "median"])
 def test_run_in_which_every_trial_diverges_at_once_ends_as_it_should(scheduler: str, tmp_path: Path) -> None:
     study = write_search(
         tmp_path,

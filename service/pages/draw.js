@@ -167,6 +167,7 @@ export function picture(curves, clipped, { axis, metric, yscale, cycles, range }
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: css("font-family") || "sans-serif", size: 12, color: text },
     hoverlabel: { namelength: -1, bgcolor: colorOf("--raised"), bordercolor: edge, font: { color: text } },
+    modebar: { bgcolor: "rgba(0,0,0,0)", color: colorOf("--quiet"), activecolor: text },
     hovermode: "closest", showlegend: false,
     // A finger scrolls the page; there the fields for the range zoom.
     dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",

@@ -4,11 +4,12 @@ import { Legend } from "./legend.js";
 import { isDark, picture } from "./draw.js";
 
 const CONFIG = {
-  displaylogo: false, responsive: true, doubleClick: false, modeBarButtons: [["zoom2d", "pan2d"], ["zoomIn2d", "zoomOut2d"]],
+  displaylogo: false, responsive: true, doubleClick: false, showTips: false, modeBarButtons: [["zoom2d", "pan2d"], ["zoomIn2d", "zoomOut2d"]],
   displayModeBar: matchMedia("(pointer: coarse)").matches ? false : "hover",
 };
 const MAX_POINTS = 60_000; // of all lines together, so that drawing them stays quick
 const LIVE_PAUSE = 2000; // milliseconds between two looks at a live run
+const RETRY = 5000; // milliseconds until a service that is away is asked again
 
 export class Figure {
   constructor(section) {
@@ -24,12 +25,10 @@ export class Figure {
     this.whole = find(".whole");
     this.legend = new Legend(find(".legend"), this.cycles, (keys) => this.hide(keys));
     this.answers = null;
-    this.looks = 0;
     this.state.onChange(() => this.changed());
     this.whole.addEventListener("click", () => this.zoom({ from: "", to: "", ymin: "", ymax: "" }));
     find(".copy").addEventListener("click", () => this.copy(find(".copied")));
     document.addEventListener("theme", () => this.themed());
-    this.image.addEventListener("error", () => this.tell("The picture can't be drawn with these settings.", this.image.src));
   }
 
   changed() {
@@ -44,15 +43,31 @@ export class Figure {
     return this.showChart();
   }
 
-  showPicture() {
-    this.show(this.image);
+  async showPicture() {
     this.sampled.textContent = "";
+    this.whole.hidden = true;
     this.legend.show([], new Set());
     const width = Math.max(340, Math.min(1000, this.box.clientWidth - 10)); // its text keeps its size on a phone
     const shape = width < 1000 ? { width, height: Math.round(Math.max(360, width * 0.6)) } : {};
-    // Of the same address a browser shows what it has, however old: a live run's picture has a new one each time.
-    const look = this.live ? { look: this.looks++ } : {};
-    this.image.src = this.state.picture("png", { ...this.inSight(), ...shape, ...(isDark() ? { theme: "dark" } : {}), ...look });
+    const source = this.state.picture("png", { ...this.inSight(), ...shape, ...(isDark() ? { theme: "dark" } : {}) });
+    try {
+      await this.load(source);
+      this.show(this.image);
+    } catch (error) {
+      this.refused(error);
+    }
+  }
+
+  // Of the same address an image shows what it has, however old; what goes on is fetched each time.
+  async load(source) {
+    if (!this.live) {
+      this.image.src = source;
+      return this.image.decode().catch(() => fetchOk(source)); // which says why
+    }
+    const content = await (await fetchOk(source)).blob();
+    URL.revokeObjectURL(this.image.src);
+    this.image.src = URL.createObjectURL(content);
+    return this.image.decode();
   }
 
   async showChart() {
@@ -65,7 +80,7 @@ export class Figure {
       this.answers = answers;
       await this.draw();
     } catch (error) {
-      if (error.name !== "AbortError") this.tell(error.message);
+      if (error.name !== "AbortError") this.refused(error);
     } finally {
       if (this.request === request) this.box.classList.remove("busy");
     }
@@ -77,7 +92,7 @@ export class Figure {
     const points = Math.round(Math.max(200, Math.min(2 * width, MAX_POINTS / lines)) / 100) * 100;
     const metric = this.state.metric.name;
     const wanted = [metric, ...(metric === "grad_norm" && this.state.get("clipped") ? ["grad_norm_clipped"] : [])];
-    const answers = await Promise.all(wanted.map((name) => fetchJson(this.state.curves(name, points), signal)));
+    const answers = await Promise.all(wanted.map(async (name) => (await fetchOk(this.state.curves(name, points), signal)).json()));
     return { ...answers[0], clipped: answers[1]?.curves ?? [] };
   }
 
@@ -197,15 +212,16 @@ export class Figure {
     for (const one of [this.plot, this.image, this.say]) one.hidden = one !== what;
   }
 
-  async tell(text, source) {
+  // What is only busy or away is asked again; what is wrong waits for the reader.
+  refused(error) {
+    this.tell(error.again ? error.message.replace(/\.?$/, ". Trying again.") : error.message);
+    clearTimeout(this.later);
+    if (error.again) this.later = setTimeout(() => this.refresh(), error.again);
+  }
+
+  tell(text) {
     this.say.textContent = text;
     this.show(this.say);
-    if (!source) return;
-    try {
-      await fetchJson(source);
-    } catch (error) {
-      this.say.textContent = error.message;
-    }
   }
 }
 
@@ -221,12 +237,14 @@ function sampling(answer) {
   return words + warnings;
 }
 
-// The answer, or an Error with the words of the problem.
-export async function fetchJson(address, signal) {
-  const answer = await fetch(address, { signal, headers: { accept: "application/json" } }).catch((error) => {
-    throw error.name === "AbortError" ? error : new Error("The service doesn't answer. Trying again.");
+// An answer that is what was asked for, or an Error with the words of the problem.
+async function fetchOk(address, signal) {
+  const answer = await fetch(address, { signal }).catch((error) => {
+    if (error.name === "AbortError") throw error;
+    throw Object.assign(new Error("The service doesn't answer."), { again: RETRY });
   });
-  if (answer.ok) return answer.headers.get("content-type").includes("json") ? answer.json() : null;
+  if (answer.ok) return answer;
   const problem = await answer.json().catch(() => ({}));
-  throw new Error(problem.detail ?? `The service answered ${answer.status}.`);
+  const again = answer.status === 503 ? 1000 * Number(answer.headers.get("retry-after") ?? 5) : undefined;
+  throw Object.assign(new Error(problem.detail ?? `The service answered ${answer.status}.`), { again });
 }
