@@ -142,10 +142,10 @@ def assert_resumes_exactly(config: TrialConfig, data: Tokens, ends: set[int]) ->
 
 
 @pytest.mark.parametrize("overrides", SETTINGS, ids=str)
-def test_a_trial_that_dies_after_every_step_has_the_trace_of_one_that_never_did(
+def test_a_trial_that_dies_again_and_again_has_the_trace_of_one_that_never_did(
     shrink: Shrink, text: Tokens, overrides: dict[str, Any]
 ) -> None:
-    assert_resumes_exactly(shrink(overrides, steps=12), text, set(range(1, 12)))
+    assert_resumes_exactly(shrink(overrides, steps=12), text, {1, 2, 5, 9, 10, 11})
 
 
 VARIANTS = [
@@ -161,7 +161,7 @@ VARIANTS = [
 @pytest.mark.parametrize(("key", "name"), VARIANTS)
 def test_every_variant_resumes_exactly(shrink: Shrink, text: Tokens, key: str, name: str) -> None:
     needs = {"model.norm": "none"} if key == "model.block" and BLOCKS[name].refuses(ModelConfig()) else {}
-    assert_resumes_exactly(shrink({**needs, key: name}, steps=6), text, {2, 4})
+    assert_resumes_exactly(shrink({**needs, key: name}, steps=5), text, {3})
 
 
 def test_a_trial_that_had_finished_says_so_again_and_records_nothing(shrink: Shrink, text: Tokens) -> None:
@@ -241,7 +241,7 @@ def test_a_trial_that_turns_nan_ends_as_diverged_with_reason_and_step(
         assert (last.status, last.reason, last.diverged_step, last.step) == ("diverged", reason, began, ends)
         assert trace_of(reports)["step"].tolist() == list(range(1, ends + 1))
     assert_same_bits(trace_of(seldom), trace_of(always))
-    assert_same_bits(trace_of(seldom), trace_of(reports_in_pieces(config, text, set(range(1, 60, 5)))))
+    assert_same_bits(trace_of(seldom), trace_of(reports_in_pieces(config, text, {1, 4, 25})))
     trace = trace_of(seldom)
     bad = ~np.isfinite(trace["loss" if reason == "nonfinite_loss" else "grad_norm"])
     assert bad.tolist() == [step >= 2 for step in range(1, ends + 1)]
