@@ -29,7 +29,7 @@ ARGUMENTS = [
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
 SCREENSHOTS = Path(os.environ.get("GRADNORM_SCREENSHOTS", "build/screenshots"))
-PATIENCE = 20_000  # milliseconds: the machine may be busy
+PATIENCE = 60_000  # milliseconds: the machine may be busy
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +59,11 @@ def address(planted):
     """The service at work on a port of this machine."""
     import uvicorn
 
+    import service.plots  # noqa: F401 - what the first chart would wait for
     from service.app import create_app
     from service.settings import Settings
 
-    settings = Settings(storage=str(planted.folder), log_level="error", event_seconds=0.2)
+    settings = Settings(storage=str(planted.folder), log_level="error", event_seconds=0.2, read_timeout=60)
     config = uvicorn.Config(create_app(settings), port=0, log_level="error", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
