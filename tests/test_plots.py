@@ -4,13 +4,13 @@ import io
 
 import numpy as np
 import pytest
+from conftest import TinyStore
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from pydantic import ValidationError
 from starlette.testclient import TestClient
 
-from conftest import TinyStore
 from service.app import create_app
 from service.options import Kind, PictureOptions
 from service.plots import PLOTS
