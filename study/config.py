@@ -232,6 +232,10 @@ def trial_config(trial: Mapping[str, Any], overrides: Mapping[str, Any], where: 
         data.setdefault("name", "stdlib")
     _fill_names(raw)
     config = validate(TrialConfig, raw, where)
+    if "mask_fraction" in raw and config.model.causal:
+        raise ConfigError(
+            f"mask_fraction has no effect on a causal model; known with causal: false ({where})"
+        )
     if config.accumulate > config.batch_size or config.batch_size % config.accumulate:
         raise ConfigError(
             f"accumulate {config.accumulate} must divide batch_size {config.batch_size} ({where})"

@@ -85,7 +85,7 @@ class Progress:
             table.add_column(name, justify="left" if name == "status" else "right", no_wrap=True)
         for _, line in shown(lines):
             table.add_row(
-                line.label,
+                Text(line.label),
                 Text(line.status + (f" {line.note}" if line.note else ""), COLORS.get(line.status, "dim")),
                 f"{line.step:,}/{line.num_steps:,}",
                 number(line.loss),

@@ -78,7 +78,8 @@ def named_arms(study: StudyConfig) -> list[tuple[str | None, dict[str, Any]]]:
         overrides = {key: value for key, value in arm.items() if key != "label"}
         if "seed" in overrides or "seed" in study.space:
             raise ConfigError("seeds are not an arm's matter: use search.seeds (arms or space: seed)")
-        found.append((arm.get("label"), overrides))
+        label = arm.get("label")
+        found.append((None if label is None else str(label), overrides))
     return found
 
 

@@ -33,7 +33,7 @@ def plan_table(study: "StudyConfig", jobs: Sequence["Job"]) -> RenderableType:
     for job in jobs:
         table.add_row(
             f"{job.plan.number:05d}",
-            job.plan.arm,
+            Text(job.plan.arm),
             str(job.plan.config.seed),
             f"{job.plan.config.steps:,}",
             f"{job.estimate.num_parameters:,}",
@@ -57,7 +57,7 @@ def results_table(trials: Sequence[dict[str, Any]]) -> RenderableType:
         status = f"{trial['status']} ({trial['reason']})" if trial["reason"] else trial["status"]
         peak_step, clipped = summary.get("peak_step"), summary.get("clipped_fraction")
         table.add_row(
-            trial["arm"] + (" *" if trial["notes"] else ""),
+            Text(trial["arm"] + (" *" if trial["notes"] else "")),
             str(trial["seed"]),
             Text(status, COLORS.get(trial["status"], "dim")),
             f"{trial['step']:,}",

@@ -124,3 +124,9 @@ def test_as_many_trials_fit_as_the_nodes_hold_one_by_one() -> None:
     assert num_fitting({"CPU": 2.0}, nodes) == 2  # 6 cores, but 1 is left over on each node
     assert num_fitting({"CPU": 1.0, "GPU": 0.25}, nodes) == 3
     assert num_fitting({"CPU": 1.0, "GPU": 1.0}, nodes) == 1
+
+
+@pytest.mark.parametrize("seed", ["abc", 1.5, -1])
+def test_a_seed_that_is_no_whole_number_is_refused(seed: object) -> None:
+    with pytest.raises(ConfigError, match="trial.seed"):
+        plan_trials(StudyConfig(name="x", trial={"seed": seed}))

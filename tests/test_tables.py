@@ -94,7 +94,6 @@ def test_the_exit_status_tells_how_a_run_came_out(
     assert ("Killed: by hand" in buffer.getvalue()) == (trial_status == "failed")
 
 
-@pytest.mark.xfail(strict=True, reason="the tables hand labels to rich as markup; they should be Text")
 @pytest.mark.parametrize("label", ["clip [/red] 1", "clip [bold] 1"])
 def test_a_label_is_shown_as_it_is_and_never_read_as_a_style(label: str) -> None:
     assert label in "\n".join(rendered(results_table([trial(arm=label)])))
