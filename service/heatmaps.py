@@ -18,7 +18,7 @@ from service.style import Sheet, label_logs, number_format
 if TYPE_CHECKING:
     from service.plots import Plot, Scene
 
-MAX_PANELS = 6
+MAX_PANELS = 12
 BROKEN = "#e0245e"
 
 

@@ -118,7 +118,7 @@ class Sheet:
     def boxes(self, number: int) -> list[Axes]:
         """A grid of panels, with room at the right for a scale of colours."""
         self._draw_title()
-        across = 1 if number == 1 else 2 if number <= 4 else 3
+        across = 1 if number == 1 else 2 if number <= 4 else 3 if number <= 9 else 4
         down = -(-number // across)
         width, height = self.options.width / self.point, self.options.height / self.point  # in points
         box = ((width - 64) / across, (height - 34 - 6) / down)
