@@ -165,8 +165,9 @@ class Sheet:
 
     def set_locators(self, axes: Axes) -> None:
         """As many round values as there is room for."""
-        pixels = (self.options.width, 70), (self.options.height, 50)
-        for axis, (size, room) in zip((axes.xaxis, axes.yaxis), pixels, strict=True):
+        box = axes.get_position()
+        sizes = (box.width * self.options.width, 62), (box.height * self.options.height, 40)
+        for axis, (size, room) in zip((axes.xaxis, axes.yaxis), sizes, strict=True):
             nbins = int(max(2, min(10, size / (room * self.point))))
             axis.set_major_locator(MaxNLocator(nbins=nbins, steps=[1, 2, 5, 10]))
 
