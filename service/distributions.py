@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.ticker import FuncFormatter
 
 from service.analysis import spikes_of
 from service.curves import Arm, label_of, scale_of
-from service.lines import set_yscale, x_axis_of
+from service.lines import label_steps, set_yscale, x_axis_of
 from service.options import PictureOptions
 from service.sampling import Series
-from service.style import NUMBERS, Entry, Sheet, label_logs, number_format
+from service.style import NUMBERS, Entry, Sheet, label_logs
 
 if TYPE_CHECKING:
     from service.plots import Plot, Scene
@@ -112,7 +111,7 @@ def draw_spikes(scene: Scene, options: PictureOptions, plot: Plot) -> Sheet:
     places = range(0, len(trials), every)
     names = [str(trials[place][1].row["number"]) for place in places]
     axes.set_yticks([len(trials) - 1 - place for place in places], names)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number_format(value / divisor)))
+    label_steps(axes, divisor, options.x)
     return sheet
 
 

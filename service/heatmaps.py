@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import Colormap, LogNorm
-from matplotlib.ticker import FuncFormatter
 
 from service.curves import TrialTrace, columns, scale_of
-from service.lines import x_axis_of
+from service.lines import label_steps, x_axis_of
 from service.options import PictureOptions
 from service.problems import bad_parameter
-from service.style import Sheet, label_logs, number_format
+from service.style import Sheet, label_logs
 
 if TYPE_CHECKING:
     from service.plots import Plot, Scene
 
-MAX_PANELS = 6
+MAX_PANELS = 12
 BROKEN = "#e0245e"
 
 
@@ -87,10 +86,11 @@ def _panel(
     xlabel, divisor = x_axis_of(float(edges[-1]), sheet.options.x)
     sheet.dress(axes, xlabel, "")
     axes.grid(False)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number_format(value / divisor)))
+    label_steps(axes, divisor, sheet.options.x)
     room = max(1, int(axes.get_position().height * sheet.options.height / (11 * sheet.point)))
     every = -(-len(names) // room)
-    axes.set_yticks(range(0, len(names), every), [name[:14] for name in names[::every]], parse_math=False)
+    axes.set_yticks(range(0, len(names), every), [sheet.fitted_to(name, 8, 68) for name in names[::every]])
+    axes.tick_params(axis="y", labelsize=8)
     width = axes.get_position().width * sheet.options.width / sheet.point
     axes.set_title(
         sheet.fitted_to(label, 9, width), fontsize=9, color=sheet.theme.text, pad=3, parse_math=False

@@ -42,7 +42,7 @@ def draw_curves(
     sheet.entries = legend_of(sheet.theme, curves, bool(extra))
     xlabel, divisor = x_axis(curves, options)
     axes = sheet.axes(xlabel, plot.ylabel)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number_format(value / divisor)))
+    label_steps(axes, divisor, options.x)
     axes.yaxis.set_major_formatter(NUMBERS)
     if not any(len(curve.x) for curve in curves):
         sheet.say(axes, "nothing was recorded in this range" if curves else plot.absent)
@@ -74,6 +74,14 @@ def legend_of(theme: Theme, curves: Sequence[Curve], clipped: bool) -> list[Entr
 def x_axis(curves: Sequence[Curve], options: PictureOptions) -> tuple[str, float]:
     """The x axis' words, and what its values are divided by: steps in thousands where they are many."""
     return x_axis_of(max((float(curve.x[-1]) for curve in curves if len(curve.x)), default=0.0), options.x)
+
+
+def label_steps(axes: Axes, divisor: float, axis: Axis) -> None:
+    """Words of the x axis' ticks; steps have no fractions."""
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number_format(value / divisor)))
+    locator = axes.xaxis.get_major_locator()
+    if axis is Axis.step and isinstance(locator, MaxNLocator):
+        locator.set_params(integer=True)
 
 
 def x_axis_of(end: float, axis: Axis) -> tuple[str, float]:
@@ -129,8 +137,8 @@ def draw_curve(axes: Axes, theme: Theme, curve: Curve, place: tuple[int, int], z
     if len(curve.nonfinite_x):
         places = np.unique(curve.nonfinite_x)
         axes.plot(
-            places, np.full(len(places), 0.985), ls="none", marker="|", markersize=9, markeredgewidth=1.4,
-            color=color, transform=axes.get_xaxis_transform(), zorder=4,
+            places, np.full(len(places), 0.985 - 0.03 * (curve.index % 12)), ls="none", marker="|",
+            markersize=9, markeredgewidth=1.4, color=color, transform=axes.get_xaxis_transform(), zorder=4,
         )  # fmt: skip
     for mark in curve.marks:
         axes.axvline(mark.x, color=color, linewidth=1.0, linestyle=":", zorder=1.9)

@@ -118,7 +118,7 @@ class Sheet:
     def boxes(self, number: int) -> list[Axes]:
         """A grid of panels, with room at the right for a scale of colours."""
         self._draw_title()
-        across = 1 if number == 1 else 2 if number <= 4 else 3
+        across = 1 if number == 1 else 2 if number <= 4 else 3 if number <= 9 else 4
         down = -(-number // across)
         width, height = self.options.width / self.point, self.options.height / self.point  # in points
         box = ((width - 64) / across, (height - 34 - 6) / down)
@@ -165,8 +165,9 @@ class Sheet:
 
     def set_locators(self, axes: Axes) -> None:
         """As many round values as there is room for."""
-        pixels = (self.options.width, 70), (self.options.height, 50)
-        for axis, (size, room) in zip((axes.xaxis, axes.yaxis), pixels, strict=True):
+        box = axes.get_position()
+        sizes = (box.width * self.options.width, 62), (box.height * self.options.height, 40)
+        for axis, (size, room) in zip((axes.xaxis, axes.yaxis), sizes, strict=True):
             nbins = int(max(2, min(10, size / (room * self.point))))
             axis.set_major_locator(MaxNLocator(nbins=nbins, steps=[1, 2, 5, 10]))
 
