@@ -3,6 +3,7 @@
 uvicorn --factory service.app:create_app --port 8000
 """
 
+import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -29,6 +30,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        # Threads that draw hold Python's lock for as long as this; requests wait for it several times each.
+        sys.setswitchinterval(0.001)
         threading.Thread(target=warm, daemon=True).start()
         yield
         context.close()

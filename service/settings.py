@@ -21,13 +21,13 @@ class Settings(BaseSettings):
     db: str | None = None  # SQLAlchemy URL; SQLite in the storage folder if absent
     token: SecretStr | None = None  # asked of every request but /healthz, if set
     render_workers: int = Field(
-        default=2, ge=1, le=64
+        default=1, ge=1, le=64
     )  # threads that draw; drawing is bound by Python's lock
     render_queue: int = Field(default=64, ge=1)  # pictures that may wait; beyond it 503
     render_timeout: float = Field(
         default=30.0, gt=0
     )  # seconds until a picture that waits or draws is given up
-    read_workers: int = Field(default=8, ge=1, le=256)  # threads that read the database and the parts
+    read_workers: int = Field(default=4, ge=1, le=256)  # threads that read the database and the parts
     read_queue: int = Field(default=512, ge=1)
     read_timeout: float = Field(default=10.0, gt=0)  # seconds until a database or storage counts as away
     picture_cache_mb: int = Field(default=32, ge=0)  # finished pictures

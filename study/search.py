@@ -101,9 +101,9 @@ class Search(Generic[Job]):
         """Find what was suggested and not told; returns the number of the next point."""
         by_id = {row["id"]: row for row in rows}
         highest = max((row["arm_number"] // self.width for row in rows), default=-1)
-        for arm, study in enumerate(self._studies):
+        for arm in range(len(self.arms)):
             self._find_cut_off(arm)
-            for trial in study.get_trials(deepcopy=False):
+            for trial in self._trials(arm):
                 if "point" not in trial.user_attrs:
                     continue
                 number = trial.user_attrs["point"]
@@ -120,7 +120,7 @@ class Search(Generic[Job]):
     def _find_cut_off(self, arm: int) -> None:
         """Suggestions that Optuna made and that were never marked as points: they are gone on with."""
         known = {trial_id for _, trial_id, _ in self._begun}
-        for trial in self._studies[arm].get_trials(deepcopy=False):
+        for trial in self._trials(arm):
             cut_off = trial.state == TrialState.RUNNING and "point" not in trial.user_attrs
             if cut_off and trial._trial_id not in known:
                 self._begun.append((arm, trial._trial_id, NEW))
@@ -148,10 +148,9 @@ class Search(Generic[Job]):
         """The trials of the next point; empty when all have been suggested. Raises Away."""
         with self._database():
             self._tell_all()
-            if self._was_away:
-                for arm in range(len(self.arms)):
-                    self._find_cut_off(arm)
-                self._was_away = False
+            for arm in range(len(self.arms)) if self._was_away else ():
+                self._find_cut_off(arm)
+            self._was_away = False
             while self._begun:
                 arm, trial_id, number = self._begun[-1]
                 jobs = self._take(arm, optuna.Trial(self._seeded(arm), trial_id), number)
@@ -181,9 +180,11 @@ class Search(Generic[Job]):
         return []
 
     def _seeded(self, arm: int) -> optuna.Study:
-        study = self._studies[arm]
-        study.sampler = make_sampler(self.study.search, len(study.get_trials(deepcopy=False)))
-        return study
+        self._studies[arm].sampler = make_sampler(self.study.search, len(self._trials(arm)))
+        return self._studies[arm]
+
+    def _trials(self, arm: int) -> list[optuna.trial.FrozenTrial]:
+        return self._studies[arm].get_trials(deepcopy=False)
 
     def _arm_in_turn(self) -> int | None:
         lacking = [arm for arm in range(len(self.arms)) if self._lacking(arm)]
@@ -253,9 +254,8 @@ class Search(Generic[Job]):
     def _tell(self, point: Point) -> None:
         study = self._studies[point.arm]
         rows = [point.rows[trial_id] for trial_id in point.trial_ids]
-        statuses = {row["status"] for row in rows}
         values = values_of(self.objectives, rows)
-        told = study.get_trials(deepcopy=False)[point.number]
+        told = self._trials(point.arm)[point.number]
         if told.state == TrialState.FAIL and values is not None:
             # A failed trial that a resume completed: what Optuna was told can't be taken back.
             study.add_trial(
@@ -269,7 +269,8 @@ class Search(Generic[Job]):
         elif values is not None:
             study.tell(point.number, values, skip_if_finished=True)
         else:
-            state = TrialState.FAIL if "failed" in statuses else TrialState.PRUNED
+            failed = any(row["status"] == "failed" for row in rows)
+            state = TrialState.FAIL if failed else TrialState.PRUNED
             study.tell(point.number, state=state, skip_if_finished=True)
 
     @contextmanager

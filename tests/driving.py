@@ -59,7 +59,7 @@ def start(*arguments: object, **environment: str) -> subprocess.Popen[str]:
     )
 
 
-def run(*arguments: object, timeout: float = 300, **environment: str) -> tuple[int, str]:
+def run(*arguments: object, timeout: float = 600, **environment: str) -> tuple[int, str]:
     """Exit status and output of the command."""
     process = start(*arguments, **environment)
     try:
@@ -70,7 +70,7 @@ def run(*arguments: object, timeout: float = 300, **environment: str) -> tuple[i
     return process.returncode, output
 
 
-def wait_for(happened: Callable[[], object], seconds: float = 120) -> None:
+def wait_for(happened: Callable[[], object], seconds: float = 300) -> None:
     """Wait until `happened()` is true; an assertion if it doesn't."""
     deadline = time.monotonic() + seconds
     while not happened():

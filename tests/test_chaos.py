@@ -51,7 +51,7 @@ class TwoRaylets:
             env=self.environment, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
         self.nodes.append(process)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while "Ray runtime started" not in Path(log.name).read_text(errors="replace"):
             assert time.monotonic() < deadline and process.poll() is None, Path(log.name).read_text()
             time.sleep(0.2)

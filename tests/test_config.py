@@ -197,11 +197,7 @@ def test_a_file_that_is_no_study_is_named_with_the_reason(tmp_path: Path, conten
 def test_a_study_that_is_missing_is_told_apart_from_a_preset_that_is_misspelt(tmp_path: Path) -> None:
     assert f"no study file '{tmp_path}/x.yaml'; presets: " in refusal(study=f"{tmp_path}/x.yaml")
     assert f"no study file '{tmp_path}'" in refusal(study=str(tmp_path))
-<<<<<<< HEAD
-    assert "unknown preset 'figrue', did you mean 'figure'?; known: attention-logits, " in refusal(study="figrue")
-=======
     assert "unknown preset 'figrue', did you mean 'figure'?; known: " in refusal(study="figrue")
->>>>>>> refs/heads/studytests
 
 
 def test_a_study_without_a_word_is_one_trial_of_the_defaults(tmp_path: Path) -> None:

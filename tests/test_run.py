@@ -27,7 +27,7 @@ def test_killed_worker_leaves_an_exact_trace(tmp_path: Path) -> None:
     process = start(write_study(tmp_path, steps=1500), "--storage", tmp_path, "--run-id", "killed")
     wait_for(lambda: checkpoints(tmp_path) and workers_of(process.pid))
     os.kill(workers_of(process.pid)[0].pid, signal.SIGKILL)
-    output, _ = process.communicate(timeout=300)
+    output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output
     assert max(trial["attempts"] for trial in catalogue_of(tmp_path).trials("killed")) == 2
     assert_exact(tmp_path, "killed")
@@ -44,7 +44,7 @@ def test_interrupted_and_killed_runs_resume_exactly(tmp_path: Path) -> None:
     process = start(write_study(tmp_path, steps=2500), "--storage", tmp_path, "--run-id", "cut")
     wait_for(lambda: checkpoints(tmp_path))
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=300)
     assert process.returncode == 130, output
     assert "was interrupted" in output
     stored = catalogue_of(tmp_path).run("cut")
@@ -140,7 +140,7 @@ def test_storage_that_fails_fails_one_trial_and_a_resume_completes_it(tmp_path: 
     aside = folder.with_name("aside")
     folder.rename(aside)
     folder.write_text("no folder any more")
-    output, _ = process.communicate(timeout=300)
+    output, _ = process.communicate(timeout=600)
     assert process.returncode == 1, output
     first, second = catalogue_of(tmp_path).trials("full")
     assert (first["status"], second["status"]) == ("failed", "finished")

@@ -420,6 +420,14 @@ def test_cut_search_suggests_what_the_undisturbed_one_does(name: str, url: str) 
         rows += run_points(Search(study, "planted", url, same, rows), 6)
     assert [row["config"] for row in rows] == [row["config"] for row in whole]
     assert [row["arm_number"] for row in rows] == list(range(12))
+    assert len({row["config"]["optimizer"]["lr"] for row in rows}) == 12
+
+
+def test_qmc_spreads_its_points_evenly() -> None:
+    """Sixteen points of one Sobol sequence: one in each sixteenth. The first point isn't of it."""
+    rows = run_points(Search(study_of(sampler="qmc", num_samples=17), "planted", None, same))
+    place = [(math.log10(row["config"]["optimizer"]["lr"]) + 5) / 5 for row in rows[1:]]
+    assert sorted(int(16 * one) for one in place) == list(range(16))
 
 
 def test_killed_driver_leaves_every_point_to_its_resume(url: str) -> None:
