@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -63,11 +64,31 @@ def connect(address: str | None) -> list[dict[str, Any]]:
             logging_level=logging.ERROR,
         )
     else:
+        _check_address(address)
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            raise ConfigError(f"no Ray cluster at '{address}': {error}") from error
+        except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+            text = " ".join(str(error).split())
+            if "Failed to connect" in text:
+                text += "; its token must be this one's too (RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH)"
+            raise ConfigError(f"no Ray cluster at '{address}': {text} (--address)") from error
     return [dict(node) for node in ray.nodes()]
+
+
+def _check_address(address: str) -> None:
+    """ConfigError where Ray would wait for minutes, or fail once the run has begun."""
+    if address.startswith("ray://"):
+        raise ConfigError(
+            f"a driver can't run behind Ray's client '{address}'; known: auto on a node of the cluster, "
+            "HOST:PORT, or: ray job submit -- python study/run.py (--address)"
+        )
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        return  # auto and the like: Ray finds out
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"no Ray cluster at '{address}': {error} (--address)") from error
 
 
 class Events(tune.Callback):

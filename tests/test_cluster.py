@@ -1,0 +1,84 @@
+"""Joining a cluster that somebody else runs: what is refused is refused at once, before a run is made."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from driving import command, write_study
+from test_chaos import TwoRaylets
+
+KEYS = ("RAY_AUTH_TOKEN", "RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED")
+# Lets the cluster say that it runs another version: what Ray's own check reads.
+OTHER_VERSION = """
+import json, sys, ray
+ray.init(sys.argv[1])
+from ray._private.ray_constants import KV_NAMESPACE_CLUSTER
+from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
+told = json.loads(_internal_kv_get(b"CLUSTER_METADATA", namespace=KV_NAMESPACE_CLUSTER))
+print(json.dumps(told))
+told["ray_version"] = "2.50.1"
+_internal_kv_put(b"CLUSTER_METADATA", json.dumps(told).encode(), True, namespace=KV_NAMESPACE_CLUSTER)
+"""
+
+
+class Head(TwoRaylets):
+    """One node only."""
+
+    def add_raylet(self) -> None:
+        pass
+
+
+def environment(cluster, **values):
+    return os.environ | {key: cluster.environment[key] for key in KEYS} | values
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory):
+    cluster = Head(tmp_path_factory.mktemp("h"))
+    yield cluster
+    cluster.stop()
+
+
+def refused(tmp_path, address, env):
+    """The error with which the command ends; it has made no run."""
+    words = command(write_study(tmp_path, 20), "--storage", tmp_path / "runs", "--address", address)
+    ran = subprocess.run(words, check=False, capture_output=True, text=True, env=env, timeout=300)
+    assert ran.returncode == 2, ran.stdout + ran.stderr
+    assert not (tmp_path / "runs" / "gradnorm.db").exists()
+    (line,) = [line for line in ran.stderr.splitlines() if line.startswith("error: ")]
+    return line
+
+
+def test_an_address_where_nothing_listens_is_refused_at_once(tmp_path):
+    began = time.monotonic()
+    line = refused(tmp_path, "127.0.0.1:1", dict(os.environ))
+    assert "no Ray cluster at '127.0.0.1:1'" in line and "refused" in line and "--address" in line
+    assert time.monotonic() - began < 100  # Ray alone tries for minutes
+
+
+def test_rays_client_is_refused_with_what_to_use_instead(tmp_path):
+    line = refused(tmp_path, "ray://127.0.0.1:10001", dict(os.environ))
+    assert "ray job submit" in line and "auto" in line
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_wrong_token_is_refused_and_the_token_is_named_as_a_reason(head, tmp_path):
+    line = refused(tmp_path, head.address, environment(head, RAY_AUTH_TOKEN="b" * 32))
+    assert "RAY_AUTH_TOKEN" in line and "b" * 32 not in line
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_another_version_is_refused_with_both_versions_named(head, tmp_path):
+    env = environment(head)
+    told = subprocess.run(
+        [sys.executable, "-c", OTHER_VERSION, head.address],
+        check=True, capture_output=True, text=True, env=env, timeout=200,
+    )  # fmt: skip
+    ours = json.loads(told.stdout)["ray_version"]
+    line = refused(tmp_path, head.address, env)
+    assert "2.50.1" in line and ours in line
