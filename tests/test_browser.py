@@ -24,9 +24,10 @@ pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(not Path(CHROMIUM).exists(), reason="no chromium; run: sudo apt-get install chromium"),
 ]
+# Shared memory is scarce in containers, and Ray takes what there is.
 ARGUMENTS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
+    "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
 SCREENSHOTS = Path(os.environ.get("GRADNORM_SCREENSHOTS", "build/screenshots"))
 PATIENCE = 60_000  # milliseconds: the machine may be busy
