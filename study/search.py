@@ -27,7 +27,6 @@ ATTEMPTS = 5  # at the database, in a row
 PAUSE_SECONDS = 0.1  # between them
 NEW = -1  # a suggestion that is no point of the run yet
 LOCK_SECONDS = 15.0  # how long SQLite waits for another writer
-
 Job = TypeVar("Job")
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -54,13 +53,8 @@ class Search(Generic[Job]):
     """
 
     def __init__(
-        self,
-        study: StudyConfig,
-        run_id: str,
-        url: str | None,
-        make: Callable[[Plan], Job],
-        rows: Sequence[Row] = (),
-    ) -> None:
+        self, study: StudyConfig, run_id: str, url: str | None, make: Callable[[Plan], Job], rows: Sequence[Row] = ()
+    ) -> None:  # fmt: skip
         self.study, self.run_id, self.make = study, run_id, make
         self.space = Space(study.space)
         self.objectives = objectives_of(study.search)
