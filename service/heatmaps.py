@@ -91,10 +91,11 @@ def _panel(
     every = -(-len(names) // room)
     axes.set_yticks(range(0, len(names), every), [sheet.fitted_to(name, 8, 68) for name in names[::every]])
     axes.tick_params(axis="y", labelsize=8)
-    width = axes.get_position().width * sheet.options.width / sheet.point
-    axes.set_title(
-        sheet.fitted_to(label, 9, width), fontsize=9, color=sheet.theme.text, pad=3, parse_math=False
-    )
+    # Over the names of the layers too, which leaves words more room than the panel alone.
+    box = axes.get_window_extent()
+    left = box.x0 - 70 * sheet.point
+    text = sheet.fitted_to(label, 9, (box.x1 - left) / sheet.point)
+    sheet.write((left + box.x1) / 2, box.y1 + 4 * sheet.point, text, 9, "center")
 
 
 def _colorbar(sheet: Sheet, norm: LogNorm, colormap: Colormap) -> None:

@@ -27,6 +27,7 @@ TRIAL_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}_[0-9]{5}\Z", re.ASCII)
 # Always there to ask for, even before the first part is.
 STANDARD_COLUMNS = ("loss", "grad_norm", "grad_norm_clipped", "lr", "clip_threshold", "skipped", "loss_scale")
 SETTLED_SECONDS = 60.0
+FOUND_SECONDS = 5.0  # rows of a settled run are not read again for so long
 # On an object store a listing is a request of its own: it is not repeated for so long.
 LISTED_SECONDS, LISTED_SETTLED_SECONDS = 2.0, 300.0
 SCHEMA_SECONDS = 10.0  # a schema that was known so long ago still is
@@ -96,6 +97,7 @@ class Store:
         self._known_until = 0.0  # when the schema is looked at again
         self._storages: dict[str, Storage] = {}
         self.columns: ByteCache[tuple[Stamp, Series]] = ByteCache(settings.trace_cache_mb << 20)
+        self._found: ByteCache[tuple[float, Selection]] = ByteCache(8 << 20)
         self._stamps: ByteCache[tuple[float, Stamp]] = ByteCache(4 << 20)
         self._heads: ByteCache[tuple[Stamp, Recorded]] = ByteCache(4 << 20)
 
@@ -124,7 +126,16 @@ class Store:
         return version is None
 
     def find(self, identifier: str) -> Selection:
-        """The run or trial that `<id>` names; a 404 Problem if there is none."""
+        """The run or trial that `<id>` names; a 404 Problem if there is none. Rows are not to be changed."""
+        known = self._found.get(identifier)
+        if known is not None and known[0] > time.monotonic() - FOUND_SECONDS:
+            return known[1]
+        selection = self._find(identifier)
+        if selection.ended:
+            self._found.put(identifier, (time.monotonic(), selection), 8000 * (1 + len(selection.trials)))
+        return selection
+
+    def _find(self, identifier: str) -> Selection:
         if not (RUN_ID.match(identifier) or TRIAL_ID.match(identifier)) or self.is_empty():
             raise not_found(identifier)
         if TRIAL_ID.match(identifier):

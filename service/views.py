@@ -46,10 +46,7 @@ def runs_page(
     following = encoded(rows[limit - 1]) if len(rows) > limit else None
     rows = rows[:limit]
     numbers = store.catalogue.trial_counts(row["id"] for row in rows)
-    answers = [
-        schemas.Run(**known(schemas.Run, row), num_trials=numbers.get(row["id"], {})).model_dump()
-        for row in rows
-    ]
+    answers = [answer_of(schemas.Run, row, num_trials=numbers.get(row["id"], {})) for row in rows]
     return {"runs": [only(answer, wanted) for answer in answers], "next": following}
 
 
@@ -111,7 +108,7 @@ def trials_page(
             raise bad_parameter("cursor", f"'{cursor[:80]}' is no cursor", ["what `next` of a page says"])
         begin = places[0] + 1
     shown = rows[begin : begin + limit]
-    answers = [schemas.Trial(**known(schemas.Trial, row)).model_dump() for row in shown]
+    answers = [answer_of(schemas.Trial, row) for row in shown]
     return {
         "run": selection.run["id"],
         "total": len(rows),
@@ -128,6 +125,11 @@ def report(selection: Selection) -> dict[str, Any]:
 def report_markdown(content: dict[str, Any]) -> str:
     """The same as a document."""
     return analysis.markdown(content)
+
+
+def answer_of(model: type, row: Row, **more: Any) -> Row:
+    """A row as the model has it, without the cost of making one: rows come from columns with types."""
+    return {name: more.get(name, row.get(name)) for name in model.model_fields}  # type: ignore[attr-defined]
 
 
 def known(model: type, row: Row, *without: str) -> Row:
