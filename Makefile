@@ -28,8 +28,8 @@ serve: $(VENV)/.installed
 # Tests that start servers and processes meet a busy machine's clocks: what fails is tried once more, and
 # the summary says so.
 test: $(VENV)/.installed-dev services
-	$(BIN)/python -m pytest -x -q --reruns 1 -n 2 -m "not ray and not browser and not alone"
-	$(BIN)/python -m pytest -x -q --reruns 1 -m "ray or browser or alone"
+	$(BIN)/python -m pytest -x -q -rR --reruns 1 -n 2 -m "not ray and not browser and not alone"
+	$(BIN)/python -m pytest -x -q -rR --reruns 1 -m "ray or browser or alone"
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -40,7 +40,7 @@ bench: $(VENV)/.installed-dev
 	for file in tests/bench/bench_*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
 chaos: $(VENV)/.installed-dev
-	GRADNORM_CHAOS=long $(BIN)/python -m pytest -x -q --reruns 1 tests/test_chaos.py
+	GRADNORM_CHAOS=long $(BIN)/python -m pytest -x -q -rR --reruns 1 tests/test_chaos.py
 
 test-compose:
 	bash tests/compose.sh
