@@ -156,8 +156,8 @@ class TraceWriter:
     def _adopt(self, name: str, after: int) -> None:
         """Take over a part of an earlier attempt: whole, cut at `after`, or not at all."""
         path = f"{self.folder}/{name}"
-        if int(name[:9]) > max(after, 0):
-            return self.storage.delete(path)
+        if self.last >= after or int(name[:9]) > after:
+            return self.storage.delete(path)  # later than `after`, or merged into the part that was cut there
         try:
             steps = read_part(self.storage, path, ["step"]).column("step").to_numpy()
             last = int(steps[-1])

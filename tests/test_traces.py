@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from study.storage import Storage
@@ -171,6 +171,7 @@ def test_a_crash_in_the_middle_of_a_merge_loses_and_doubles_nothing(tmp_path: Pa
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example(lengths=[4, 4, 4], dies_at=6, resumes=5)  # dies between a merge and the deletion of its members
 @given(
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=8),
     dies_at=st.integers(1, 20),
