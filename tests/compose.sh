@@ -47,11 +47,12 @@ if ! docker info >/dev/null 2>&1; then
     eval "$(bash "$GRADNORM_ENGINE" env)"
     docker image inspect python:3.11-slim >/dev/null 2>&1 || bash "$GRADNORM_ENGINE" base >/dev/null
     docker image inspect postgres:16 >/dev/null 2>&1 || bash "$GRADNORM_ENGINE" postgres >/dev/null
-    # The official image runs under `user: postgres`; a stand-in for it may begin as root and use su.
+    # The official image runs under `user: postgres`; a stand-in for it may begin as root, use su, and keep
+    # the folder of its socket to itself.
     export POSTGRES_IMAGE=gradnorm-test-postgres
     docker build -q -t $POSTGRES_IMAGE - >/dev/null <<'X'
 FROM postgres:16
-RUN chown -R postgres: /var/lib/postgresql \
+RUN chown -R postgres: /var/lib/postgresql && mkdir -p /var/run/postgresql && chmod 3777 /var/run/postgresql \
     && printf '#!/bin/sh\nexec "$3" -c "$5"\n' > /usr/local/bin/su && chmod +x /usr/local/bin/su
 X
     export TORCH_INDEX=${TORCH_INDEX-}  # no registry is in reach: whatever pip finds there
@@ -95,7 +96,8 @@ say "a change of code rebuilds both in $((SECONDS - before)) s"
 DONE=(clean "${DONE[@]}")
 clean >/dev/null 2>&1
 up=$SECONDS
-compose up -d --scale ray-worker=2 2>&1 | grep -iE "warn|error" && fail "up warned"
+compose up -d --scale ray-worker=2 >"$OUT/up.log" 2>&1 || { tail -5 "$OUT/up.log"; fail "up"; }
+! grep -iE "warn|error" "$OUT/up.log" || fail "up warned"
 for _ in $(seq 300); do get /runs/latest/gradnorm.png >$OUT/picture.png 2>/dev/null && break; sleep 2; done
 [ "$(head -c 4 $OUT/picture.png | tail -c 3)" = PNG ] || fail "no picture came"
 say "first picture $((SECONDS - up)) s after up"
