@@ -202,6 +202,7 @@ def test_a_run_on_s3_and_postgresql_is_recorded_served_and_deleted(s3, object_st
     place = ["--storage", s3.uri, "--db", database]
     smaller = ["trial.steps=20", "trial.model.num_layers=2", "trial.batch_size=2"]
     smaller.append('arms=[{"label": "one"}, {"label": "two", "clip.max_norm": 10.0}]')
+    smaller.append("claims=[]")
     command_line(*place, "--run-id", "far", *[word for setting in smaller for word in ("--set", setting)])
     catalogue = Catalogue(database)
     assert catalogue.run("far")["status"] == "finished"
