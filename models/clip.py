@@ -11,7 +11,7 @@ be NaN after clipping, as with torch, and the step has to be skipped: see models
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,15 @@ from torch.nn.utils import get_total_norm
 
 TORCH_EPS = 1e-6  # added to the norm in the quotient by torch.nn.utils.clip_grads_with_norm_
 Parameters = Sequence[nn.Parameter]
+
+
+def total_norm(tensors: Sequence[Tensor]) -> Tensor:
+    """The L2 norm over all tensors at once, 0-dim; over all ranks where they are shares of tensors.
+
+    torch.nn.utils.get_total_norm gives each rank a part of it there (pytorch#170862).
+    """
+    norm = get_total_norm(tensors)
+    return cast(Tensor, norm.full_tensor()) if hasattr(norm, "full_tensor") else norm
 
 
 class Clipped(NamedTuple):
@@ -52,7 +61,7 @@ class Clip:
             zero = torch.zeros((), device=parameters[0].device if parameters else None)
             return Clipped(zero, zero.clone(), zero + math.inf, zero > 0)
         with torch.no_grad():
-            norm = get_total_norm(grads)
+            norm = total_norm(grads)
             state = self.state or self.first_state(parameters, norm.device)
             self.state = {name: value.to(norm.device) for name, value in state.items()}
             return self.clip(parameters, norm)
@@ -77,5 +86,5 @@ class Clip:
 
 def measured(parameters: Parameters, norm: Tensor, clipped: Tensor) -> Clipped:
     """The report of a rule that works on parts of the gradient, whose norm after is measured."""
-    after = get_total_norm([p.grad for p in parameters if p.grad is not None])
+    after = total_norm([p.grad for p in parameters if p.grad is not None])
     return Clipped(norm.float(), after.float(), torch.full_like(norm, math.inf).float(), clipped)

@@ -42,3 +42,15 @@ def load_checkpoints(storage: Storage, run_id: str, trial_id: str) -> Iterator[d
             yield torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
         except Exception:  # noqa: BLE001, S112 (torch raises many kinds; an older one may do)
             continue
+
+
+def same_checkpoint(
+    storage: Storage, run_id: str, trial_id: str, state: dict[str, Any] | None
+) -> dict[str, Any] | None:
+    """On every rank the state that the first one has chosen."""
+    box = [state["step"] if state else None]
+    torch.distributed.broadcast_object_list(box)
+    (step,) = box
+    if step is None or (state and state["step"] == step):
+        return state
+    return next(one for one in load_checkpoints(storage, run_id, trial_id) if one["step"] == step)

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from models.transformer import ModelConfig
 from models.variants import normalize, unknown
+from study.ranks import refusal
 from study.specs import (
     BlockSpec,
     ClipSpec,
@@ -90,6 +91,8 @@ class TrialConfig(Section):
     seed: int = Field(0, ge=0)
     patience: int = Field(10, gt=0)  # non-finite steps in a row that end a trial as diverged
     compile: bool = False
+    workers: int = Field(1, gt=0)  # processes that share each batch, one GPU (or core) each
+    parallel: Literal["ddp", "fsdp2"] = "ddp"  # how they share the model, where there are several
     record: RecordSection = RecordSection()
     validation: ValidationSection = ValidationSection()
 
@@ -236,10 +239,10 @@ def trial_config(trial: Mapping[str, Any], overrides: Mapping[str, Any], where: 
         raise ConfigError(
             f"mask_fraction has no effect on a causal model; known with causal: false ({where})"
         )
-    if config.accumulate > config.batch_size or config.batch_size % config.accumulate:
-        raise ConfigError(
-            f"accumulate {config.accumulate} must divide batch_size {config.batch_size} ({where})"
-        )
+    if "parallel" in raw and config.workers == 1:
+        raise ConfigError(f"parallel has no effect on one worker; known with workers: 2 or more ({where})")
+    if reason := refusal(config):
+        raise ConfigError(f"{reason} ({where})")
     return config
 
 

@@ -31,12 +31,13 @@ from study.progress import Line, Progress
 from study.rows import Job, trial_row
 from study.search import ENDED, Search
 from study.searcher import JobSearcher, scheduler
-from study.space import Plan, num_fitting, trial_resources
+from study.space import Plan, num_rooms, num_workers, trial_resources
 from study.storage import Storage
 from study.worker import run_trial
 
 # What of a worker's report goes into the catalogue's row of its trial.
 REPORTED = ("status", "reason", "diverged_step", "loss", "grad_norm", "steps_per_second", "summary", "error")
+WAITING = {"memory": 2.0**20}  # of a trial that only waits for its workers; nothing at all is refused
 OBJECT_STORE_BYTES = 100 * 2**20  # traces don't pass through it
 
 
@@ -164,7 +165,11 @@ def run_jobs(
 
     `attempts`: how often each trial was started before. Ctrl-C and SIGTERM end it early.
     """
-    wanted = trial_resources(study, nodes)
+    wanted, workers = trial_resources(study, nodes), num_workers(study)
+    # A point that waits for room could have been suggested with more knowledge, and Tune doesn't know
+    # what workers take.
+    rooms = num_rooms(wanted, nodes) // workers if search or workers > 1 else None
+    limit = settings.max_concurrent or study.search.max_concurrent
     storage = Storage(settings.storage)
     lines: dict[str, Line] = {}
 
@@ -176,6 +181,8 @@ def run_jobs(
             "storage": settings.storage,
             "flush_seconds": study.flush_seconds,
             "checkpoint_seconds": study.checkpoint_seconds,
+            "resources": wanted,
+            "max_failures": study.max_failures,
         }
 
     def show(new: Sequence[Job]) -> None:
@@ -193,18 +200,16 @@ def run_jobs(
     ):
         show(jobs)
         events = Events(books, progress, attempts or {})
-        limit = settings.max_concurrent or study.search.max_concurrent
         searcher = JobSearcher(
             jobs,
             spec,
             search=search,
             adopt=adopt,
-            # A point that waits for room could have been suggested with more knowledge.
-            max_concurrent=limit or (num_fitting(wanted, nodes) if search else None),
+            max_concurrent=min(limit, rooms) if limit and workers > 1 and rooms else limit or rooms,
             time_budget=study.search.time_budget,
         )
         tuner = tune.Tuner(
-            tune.with_resources(run_trial, {key.lower(): value for key, value in wanted.items()}),
+            tune.with_resources(run_trial, tune.PlacementGroupFactory([wanted if workers == 1 else WAITING])),
             tune_config=tune.TuneConfig(
                 search_alg=searcher,
                 scheduler=scheduler(study, [job.plan.config.steps for job in jobs]),

@@ -167,13 +167,14 @@ def _verdicts(claims: Sequence[Mapping[str, Any]], arms: Sequence[Arm]) -> list[
 
 def to_markdown(reading: Reading) -> str:
     """The reading as a page of Markdown, for a terminal, a pull request, or a chat."""
-    head = "{num_trials} trials: {num_arms} arms, {num_seeds} seeds. Status: {status}."
-    parts = [f"# Reading of run `{reading['run']}`", f"Study `{reading['study']}`. {head.format(**reading)}"]
+    counts = ", ".join(_count(reading[f"num_{noun}s"], noun) for noun in ("trial", "arm", "seed"))
+    head = f"Study `{reading['study']}`: {counts}. Status: {reading['status']}."
+    parts = [f"# Reading of run `{reading['run']}`", head]
     parts += [f"Note: {note}" for note in reading["notes"]]
     parts.append(
         _list("What each line does", [f"**{_inline(x['arm'])}** {x['text']}." for x in reading["lines"]])
     )
-    parts.append(_list("What stands out", [x["text"] for x in reading["observations"]], "1."))
+    parts.append(_list("What stands out", [x["text"] for x in reading["observations"]], ordered=True))
     rows = [_arm_row(arm) for arm in reading["arms"]]
     caption = f"Means over seeds; in brackets the {reading['level_percent']} % interval."
     parts.append(_table("Arms", ["arm", "ended", "diverged", *SHOWN.values()], rows, caption))
@@ -206,8 +207,14 @@ def _arm_row(arm: Mapping[str, Any]) -> list[str]:
     return [arm["label"], say(arm["num_ended"]), say(arm["num_diverged"]), *cells]
 
 
-def _list(title: str, items: Sequence[str], bullet: str = "-") -> str:
-    return f"## {title}\n\n" + "\n".join(f"{bullet} {_inline(item)}" for item in items) if items else ""
+def _count(number: int, noun: str) -> str:
+    return f"{say(number)} {noun}" + ("" if number == 1 else "s")
+
+
+def _list(title: str, items: Sequence[str], ordered: bool = False) -> str:
+    lines = [f"{place}. " if ordered else "- " for place in range(1, len(items) + 1)]
+    lines = [bullet + _inline(item) for bullet, item in zip(lines, items, strict=True)]
+    return f"## {title}\n\n" + "\n".join(lines) if items else ""
 
 
 def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> str:

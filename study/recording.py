@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from models.clip import total_norm
 from models.norms import wide
 from study.precision import autocast
 
@@ -73,7 +74,7 @@ class GroupSamples:
     """The optional columns of one sampled step, by name."""
 
     def __init__(self, model: "Transformer", record: "RecordSection", sampled: bool) -> None:
-        self.model, self.values = model, dict[str, Tensor]()
+        self.model, self.values, self.observed = model, dict[str, Tensor](), dict[str, Tensor]()
         self.gradients = sampled and record.grad_norms
         self.updates = sampled and record.update_ratios
         self.activations = sampled and record.activations
@@ -89,7 +90,7 @@ class GroupSamples:
             return
         for name, group in self.model.groups().items():
             gradients = [p.grad for p in group if p.grad is not None]
-            self.values[f"grad_norm/{name}"] = torch.nn.utils.get_total_norm(gradients)
+            self.values[f"grad_norm/{name}"] = total_norm(gradients)
 
     def measure_updates(self) -> None:
         """update_ratio/<group> = ||W' - W|| / ||W||, of the step that was just taken."""
@@ -97,7 +98,7 @@ class GroupSamples:
             for name, group in self.model.groups().items():
                 before = self.before[name]
                 changes = torch._foreach_sub([p.detach() for p in group], before)
-                norms = torch.nn.utils.get_total_norm(changes), torch.nn.utils.get_total_norm(before)
+                norms = total_norm(changes), total_norm(before)
                 self.values[f"update_ratio/{name}"] = norms[0] / norms[1]
 
 
@@ -151,5 +152,5 @@ def sample_groups(model: "Transformer", record: "RecordSection", sampled: bool) 
         model.observe(True)
     yield samples
     if samples.activations:
-        samples.values |= model.observations()
+        samples.observed = model.observations()
         model.observe(False)

@@ -166,7 +166,10 @@ def _conclude(
     status = print_results(console, place.catalogue, run_id)
     if status in (0, 1):
         text = to_markdown(reading)
-        console.print(Markdown(text) if console.is_terminal else Text(text))
+        if console.is_terminal:
+            console.print(Markdown(text))
+        else:
+            console.print(Text(text), soft_wrap=True)  # a table's row that is broken is none
     if status == 0 and any(verdict["verdict"] == "contradicted" for verdict in reading["verdicts"]):
         status = CONTRADICTED
     print_disk_use(place.storage, run_id, [trial["id"] for trial in trials], console)

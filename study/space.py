@@ -4,6 +4,7 @@ With worker.py, driver.py and run.py the only files that import Ray.
 """
 
 import itertools
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -181,29 +182,45 @@ def _short(value: Any) -> str:
 
 
 def trial_resources(study: StudyConfig, nodes: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """What one trial takes: as the study says, or one GPU where any node has one, else one core.
+    """What one worker of a trial takes: as the study says, or a GPU where any node has one, else a core.
 
-    `nodes` as ray.nodes() gives them. ConfigError if no node could ever hold one trial.
+    `nodes` as ray.nodes() gives them. ConfigError if the cluster could never hold one trial.
     """
-    available = [dict(node["Resources"]) for node in nodes if node["Alive"]]
+    nodes = list(nodes)
+    available = _alive(nodes)
     if study.resources == "auto":
         gpus = max((node.get("GPU", 0.0) for node in available), default=0.0)
-        return {"CPU": 1.0, "GPU": 1.0} if gpus >= 1 else {"CPU": 1.0}
-    wanted = {key.upper(): float(value) for key, value in study.resources.items()}
+        wanted = {"CPU": 1.0, "GPU": 1.0} if gpus >= 1 else {"CPU": 1.0}
+    else:
+        wanted = {key.upper(): float(value) for key, value in study.resources.items()}
     if unknown := set(wanted) - {"CPU", "GPU"}:
         raise ConfigError(f"unknown resource '{sorted(unknown)[0].lower()}'; known: cpu, gpu (resources)")
-    if not any(all(node.get(key, 0.0) >= value for key, value in wanted.items()) for node in available):
+    workers = num_workers(study)
+    if num_rooms(wanted, nodes) < workers:
         has = "; ".join(f"cpu {node.get('CPU', 0):g}, gpu {node.get('GPU', 0):g}" for node in available)
         asked = ", ".join(f"{key.lower()} {value:g}" for key, value in wanted.items())
-        raise ConfigError(f"a trial that takes {asked} fits on no node; the cluster has: {has} (resources)")
+        what = f"a trial that takes {asked} fits on no node"
+        if workers > 1:
+            what = f"a trial of {workers} workers that take {asked} each doesn't fit"
+        raise ConfigError(f"{what}; the cluster has: {has} (resources)")
     return wanted
 
 
-def num_fitting(wanted: Mapping[str, float], nodes: Iterable[Mapping[str, Any]]) -> int:
-    """How many trials, each taking `wanted`, the cluster holds at once; at least one."""
-    available = [dict(node["Resources"]) for node in nodes if node["Alive"]]
+def num_workers(study: StudyConfig) -> int:
+    """The processes of one trial; the same for all trials of a study. ConfigError."""
+    if "workers" in study.space or any("workers" in arm for arm in study.arms):
+        raise ConfigError("workers are not an arm's matter: use trial.workers (arms or space: workers)")
+    return int(study.trial.get("workers", 1))
+
+
+def num_rooms(wanted: Mapping[str, float], nodes: Iterable[Mapping[str, Any]]) -> int:
+    """How many workers, each taking `wanted`, the cluster holds at once."""
     asked = {key: value for key, value in wanted.items() if value > 0}
-    rooms = [
-        min(int(node.get(key, 0.0) / value + 1e-9) for key, value in asked.items()) for node in available
-    ]
-    return max(1, sum(rooms))
+    return sum(
+        min((int(node.get(key, 0.0) / value + 1e-9) for key, value in asked.items()), default=sys.maxsize)
+        for node in _alive(nodes)
+    )
+
+
+def _alive(nodes: Iterable[Mapping[str, Any]]) -> list[dict[str, float]]:
+    return [dict(node["Resources"]) for node in nodes if node["Alive"]]

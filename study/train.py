@@ -27,10 +27,10 @@ from study.config import TrialConfig
 from study.data import Batches, Tokens, causal_pairs, masked_pairs
 from study.divergence import Divergence, DivergenceWatch
 from study.precision import LossScale, autocast
+from study.ranks import ranks_of
 from study.recording import Probe, Recorder, sample_groups
 from study.schedules import SCHEDULES
 
-FIRST_FLUSH_SECONDS = 0.5  # a person who waits sees soon that it works
 MAX_ROWS = 2000  # steps between two flushes at most: bounds what waits on the device
 
 
@@ -44,7 +44,10 @@ class Report:
     reason: str | None
     diverged_step: int | None
     data_wait: float  # share of the time since the last report that was spent waiting for batches
-    state: Callable[[], dict[str, Any]]  # what train() resumes from; call it before the next report
+    state: Callable[
+        [], dict[str, Any]
+    ]  # what train() resumes from; call it before the next report, on all ranks
+    agree: Callable[[int], int]  # what the first rank says
 
 
 def train(
@@ -54,11 +57,14 @@ def train(
     device: str = "cpu",
     state: dict[str, Any] | None = None,
     flush_seconds: float = 2.0,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Report]:
     """Train `config` on `data` from its start, or from a `state` that a report gave.
 
     The last report has status `finished` or `diverged`. Rows are the same however often and wherever
-    the trial was resumed (bit for bit on one CPU thread).
+    the trial was resumed (bit for bit on one CPU thread). Where `stop` says so, after any step, the
+    next report comes at once. With `config.workers` each rank calls this with the same arguments and
+    gets the same reports.
     """
     trial = Trial(config, data, torch.device(device))
     if state is not None:
@@ -66,23 +72,24 @@ def train(
     if trial.step == config.steps:  # it had finished; only the news of that was lost
         yield trial.report({}, trial.watch.at_the_end(config.steps), data_wait=0.0)
         return
-    flush_at = time.monotonic() + min(FIRST_FLUSH_SECONDS, flush_seconds)
-    started, waited = time.monotonic(), 0.0
+    flush_at = trial.step + 1  # a person who waits sees soon that it works
+    started, waited, first = time.monotonic(), 0.0, trial.step
     while trial.step < config.steps:
         waited += trial.run_step()
-        now = time.monotonic()
-        last = trial.step == config.steps
-        if not last and now < flush_at and len(trial.recorder) < MAX_ROWS:
+        if trial.step < min(flush_at, config.steps) and not stop():
             continue
         rows = trial.recorder.flush()
         end = trial.judge(rows)
         if end is not None and end.ends < trial.step:
             rows = {name: values[rows["step"] <= end.ends] for name, values in rows.items()}
-        yield trial.report(rows, end, data_wait=waited / max(now - started, 1e-9))
+        seconds = max(time.monotonic() - started, 1e-9)
+        yield trial.report(rows, end, data_wait=waited / seconds)
         if end is not None:
             return
-        started, waited = time.monotonic(), 0.0
-        flush_at = started + flush_seconds
+        # As many steps as these seconds hold, counted beforehand: so all ranks flush at the same one.
+        pace = int(flush_seconds * (trial.step - first) / seconds)
+        flush_at = trial.step + trial.ranks.agree(min(max(pace, 1), MAX_ROWS))
+        started, waited, first = time.monotonic(), 0.0, trial.step
 
 
 class Trial:
@@ -95,6 +102,8 @@ class Trial:
         self.mask_token = data.vocab_size
         vocab_size = data.vocab_size + (0 if config.model.causal else 1)
         self.model = Transformer(replace(config.model, vocab_size=vocab_size)).to(device)
+        self.ranks = ranks_of(config.workers, config.parallel)
+        self.ranks.shard(self.model)
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = build_optimizer(config.optimizer, self.model, "trial.optimizer")
         self.clip = build("clip", CLIPS, config.clip)
@@ -108,7 +117,8 @@ class Trial:
         train_tokens = data.tokens[: len(data.tokens) - held_out]
         self.batches = Batches(train_tokens, config.model.context_length, config.batch_size, config.seed)
         self.held_out = data.tokens[len(data.tokens) - held_out :]
-        self.loss = torch.compile(self.model.loss) if config.compile else self.model.loss
+        loss = torch.compile(self.model.loss) if config.compile else self.model.loss
+        self.loss = self.ranks.wrap(self.model, loss)
         self.probe: Probe | None = None
         if config.record.model_update:
             self.probe = Probe(self.model, self._batch(self.batches, 1)[0], config.precision)
@@ -150,7 +160,7 @@ class Trial:
                 "loss_scale": used_scale,
             },
             lr=self.optimizer.param_groups[0]["lr"],
-            sampled=groups.values | probed | self._validate(),
+            sampled=self.ranks.combine(groups.observed) | groups.values | probed | self._validate(),
         )
         self.optimizer.zero_grad(set_to_none=True)
         return waited
@@ -158,10 +168,10 @@ class Trial:
     def _forward_backward(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Gradients of the step's mean loss; returns it (0-dim float32).
 
-        A micro-batch weighs by its share of the targets, so that any number of them gives the loss
-        and the gradient of the whole batch.
+        A micro-batch weighs by its share of the targets, so that any number of them, on any number of
+        ranks, gives the loss and the gradient of the whole batch.
         """
-        num_parts = self.config.accumulate
+        num_parts = self.config.accumulate * self.ranks.size
         if num_parts == 1:
             with autocast(self.config.precision, self.device):
                 objective, loss = self.loss(inputs, targets)
@@ -169,13 +179,17 @@ class Trial:
             return loss.detach()
         total = torch.zeros((), device=self.device)
         num_targets = (targets >= 0).sum()
-        for part_inputs, part_targets in zip(inputs.chunk(num_parts), targets.chunk(num_parts), strict=True):
+        parts = list(zip(inputs.chunk(num_parts), targets.chunk(num_parts), strict=True))
+        for number in range(self.ranks.rank, num_parts, self.ranks.size):
+            part_inputs, part_targets = parts[number]
             weight = (part_targets >= 0).sum() / num_targets
-            with autocast(self.config.precision, self.device):
-                objective, loss = self.loss(part_inputs, part_targets)
-            self.loss_scale.scaled(objective * weight).backward()
+            with self.ranks.reducing(last=number + self.ranks.size >= num_parts):
+                with autocast(self.config.precision, self.device):
+                    objective, loss = self.loss(part_inputs, part_targets)
+                # Ranks' gradients are averaged; their sum is wanted.
+                self.loss_scale.scaled(objective * (weight * self.ranks.size)).backward()
             total += loss.detach() * weight
-        return total
+        return self.ranks.sum(total)
 
     def _batch(self, batches: Batches, step: int) -> tuple[Tensor, Tensor]:
         window = batches(step)
@@ -216,6 +230,7 @@ class Trial:
             diverged_step=end.began if end else None,
             data_wait=data_wait,
             state=self.state_dict,
+            agree=self.ranks.agree,
         )
 
     def judge(self, rows: dict[str, Any]) -> Divergence | None:
@@ -229,8 +244,7 @@ class Trial:
         """All that the next step depends on; plain tensors, numbers and lists."""
         return {
             "step": self.step,
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            **self.ranks.state_dict(self.model, self.optimizer),
             "clip": self.clip.state_dict(),
             "guard": self.guard.state_dict(),
             "loss_scale": self.loss_scale.state_dict(),
@@ -242,8 +256,7 @@ class Trial:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.step = state["step"]
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.ranks.load_state_dict(self.model, self.optimizer, state)
         self.clip.load_state_dict(state["clip"])
         self.guard.load_state_dict(state["guard"])
         self.loss_scale.load_state_dict(state["loss_scale"])

@@ -4,10 +4,13 @@ A worker writes the trace and the checkpoints, and tells Tune a few finite numbe
 It never talks to the database.
 """
 
+import atexit
 import json
 import math
 import os
+import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from ray import tune
@@ -15,6 +18,7 @@ from ray import tune
 # Stands for a number that is not finite wherever Ray or Optuna would trip over it.
 NOT_FINITE = 1e30
 BACK_OFF_SECONDS = 30.0
+GRACE_SECONDS = 25.0  # cloud providers kill half a minute after their notice
 
 
 def run_trial(config: dict[str, Any]) -> None:
@@ -24,21 +28,48 @@ def run_trial(config: dict[str, Any]) -> None:
     are for workers that die.
     """
     job = config["job"]
+    _idle.clear()
     try:
-        _train(job)
+        if job["trial"]["workers"] > 1:
+            from study.group import train_group
+
+            train_group(job)
+        else:
+            train_trial(job, tune.report, stop=_leaving.is_set)
     except Exception as error:  # noqa: BLE001 (any failure is this trial's, and its reason is told)
         text = " ".join(str(error).split())[:500]
-        _report(0, None, {"status": "failed", "error": f"{type(error).__name__}: {text}"})
+        _report(tune.report, 0, None, {"status": "failed", "error": f"{type(error).__name__}: {text}"})
+    finally:
+        _idle.set()
 
 
-def _train(job: dict[str, Any]) -> None:
+# SIGTERM, a preempted node's notice, ends a worker's main thread; the trial's thread lives until this
+# returns. It flushes and saves its state, from which the trial goes on elsewhere without loss.
+_leaving, _idle = threading.Event(), threading.Event()
+_idle.set()
+
+
+@atexit.register
+def _leave() -> None:
+    _leaving.set()
+    _idle.wait(GRACE_SECONDS)
+
+
+def train_trial(
+    job: dict[str, Any],
+    tell: Callable[[dict[str, Any]], Any],
+    *,
+    rank: int = 0,
+    stop: Callable[[], bool] = lambda: False,
+) -> None:
+    """Train a trial from its last checkpoint and `tell` at every flush; only the first rank writes."""
     import torch
 
     on_gpu = bool(os.environ.get("CUDA_VISIBLE_DEVICES")) and torch.cuda.is_available()
     if not on_gpu:
         torch.set_num_threads(1)  # one core a trial; more would fight, and sum in another order
 
-    from study.checkpoints import save_checkpoint
+    from study.checkpoints import same_checkpoint, save_checkpoint
     from study.config import TrialConfig
     from study.data import load_corpus
     from study.storage import Storage
@@ -47,21 +78,30 @@ def _train(job: dict[str, Any]) -> None:
     storage = Storage(job["storage"])
     config = TrialConfig.model_validate(job["trial"])
     data = load_corpus(config.data)
-    writer, state = _resume(storage, job)
-    if writer.attempt > 2:  # it dies again and again: what kills it may pass
+    writer, state = _resume(storage, job) if rank == 0 else (None, None)
+    if writer and writer.attempt > 2:  # it dies again and again: what kills it may pass
         time.sleep(min(BACK_OFF_SECONDS, 0.25 * 2 ** (writer.attempt - 2)))
+    if config.workers > 1:
+        state = same_checkpoint(storage, job["run_id"], job["trial_id"], state)
     started_at = state["step"] if state else 0
     began = last_report = checkpointed = time.monotonic()
     last_step = started_at
     device = "cuda" if on_gpu else "cpu"
-    for report in train(config, data, device=device, state=state, flush_seconds=job["flush_seconds"]):
+    for report in train(
+        config, data, device=device, state=state, flush_seconds=job["flush_seconds"], stop=stop
+    ):
         ended = report.status != "running"
         now = time.monotonic()
-        if report.rows:
+        if report.rows and writer:
             writer.append(report.rows)
-        if report.status == "finished" or (not ended and now - checkpointed >= job["checkpoint_seconds"]):
-            save_checkpoint(storage, job["run_id"], job["trial_id"], report.state())
+        due = now - checkpointed >= job["checkpoint_seconds"] or stop()
+        if report.agree(report.status == "finished" or (not ended and due)):
+            content = report.state()
+            if writer:
+                save_checkpoint(storage, job["run_id"], job["trial_id"], content)
             checkpointed = now
+        if not ended and stop():
+            return
         details: dict[str, Any] = {
             "status": report.status,
             "reason": report.reason,
@@ -71,19 +111,21 @@ def _train(job: dict[str, Any]) -> None:
             "steps_per_second": (report.step - last_step) / max(now - last_report, 1e-9),
             "data_wait": report.data_wait,
             "resumed_from": started_at,
-            "attempt": writer.attempt,
+            "attempt": writer.attempt if writer else None,
             "seconds": now - began,
         }
-        if ended:
+        if ended and writer:
             writer.close()
             details["summary"] = _summary(storage, job, report)
         last_report, last_step = now, report.step
-        _report(report.step, details["loss"], details)
+        _report(tell, report.step, details["loss"], details)
 
 
-def _report(step: int, objective: float | None, details: dict[str, Any]) -> None:
+def _report(
+    tell: Callable[[dict[str, Any]], Any], step: int, objective: float | None, details: dict[str, Any]
+) -> None:
     """A few finite numbers to Tune; all else as one string that it doesn't look into."""
-    tune.report(
+    tell(
         {
             "step": step,
             "objective": NOT_FINITE if objective is None else objective,

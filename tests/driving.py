@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import torch
+import torch.multiprocessing as processes
 
 from study.catalogue import Catalogue
 from study.config import TrialConfig
@@ -78,10 +80,10 @@ def wait_for(happened: Callable[[], object], seconds: float = 300) -> None:
         time.sleep(0.05)
 
 
-def workers_of(driver: int | None = None) -> list[psutil.Process]:
+def workers_of(driver: int | None = None, title: str = "ray::ImplicitFunc") -> list[psutil.Process]:
     """Ray's worker processes that run a trial, below `driver` or anywhere."""
     found = psutil.Process(driver).children(recursive=True) if driver else psutil.process_iter()
-    return [process for process in found if _title(process).startswith("ray::ImplicitFunc")]
+    return [process for process in found if _title(process).startswith(title)]
 
 
 def _title(process: psutil.Process) -> str:
@@ -96,11 +98,24 @@ def catalogue_of(folder: Path) -> Catalogue:
 
 
 def undisturbed(config: dict) -> dict[str, np.ndarray]:
-    """The columns of a trial that nobody disturbed, trained here on one thread."""
+    """The columns of a trial that nobody disturbed: on one thread here, or on its workers."""
+    if config["workers"] > 1 and not torch.distributed.is_initialized():
+        with tempfile.TemporaryDirectory() as folder:
+            processes.spawn(_undisturbed_rank, args=(folder, config), nprocs=config["workers"])
+            return torch.load(f"{folder}/rows.pt", weights_only=False)
     torch.set_num_threads(1)
     trial = TrialConfig.model_validate(config)
     parts = [report.rows for report in train(trial, load_corpus(trial.data))]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _undisturbed_rank(rank: int, folder: str, config: dict) -> None:
+    store = f"file://{folder}/store"
+    torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=config["workers"])
+    rows = undisturbed(config)
+    if rank == 0:
+        torch.save(rows, f"{folder}/rows.pt")
+    torch.distributed.destroy_process_group()
 
 
 def assert_exact(folder: Path, run_id: str) -> None:

@@ -122,7 +122,7 @@ def numbers_without_a_source(reading):
     }
     for quote in sorted(quotes - {""}, key=len, reverse=True):
         text = text.replace(quote, "").replace(quote.replace("|", "\\|"), "")
-    text = re.sub(r"(?m)^1\. ", "", text)
+    text = re.sub(r"(?m)^\d+\. ", "", text)
     known = {say(leaf) for _, leaf in found if isinstance(leaf, int | float) and not isinstance(leaf, bool)}
     written = re.findall(r"(?<![\w.,])-?\d[\d,]*(?:\.\d+)?(?:e[+-]\d+)?", text)  # but fp32
     return [number for number in written if number.rstrip(",") not in known]

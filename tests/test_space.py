@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from study.config import ConfigError, StudyConfig, load_study
-from study.space import num_fitting, plan_trials, trial_resources
+from study.space import num_rooms, plan_trials, trial_resources
 
 
 def study(**sections: Any) -> StudyConfig:
@@ -120,10 +120,10 @@ def test_what_no_node_could_ever_hold_is_refused_with_what_the_cluster_has() -> 
 
 def test_as_many_trials_fit_as_the_nodes_hold_one_by_one() -> None:
     nodes = [node(CPU=3.0), node(CPU=3.0, GPU=1.0), node(alive=False, CPU=64.0)]
-    assert num_fitting({"CPU": 1.0}, nodes) == 6
-    assert num_fitting({"CPU": 2.0}, nodes) == 2  # 6 cores, but 1 is left over on each node
-    assert num_fitting({"CPU": 1.0, "GPU": 0.25}, nodes) == 3
-    assert num_fitting({"CPU": 1.0, "GPU": 1.0}, nodes) == 1
+    assert num_rooms({"CPU": 1.0}, nodes) == 6
+    assert num_rooms({"CPU": 2.0}, nodes) == 2  # 6 cores, but 1 is left over on each node
+    assert num_rooms({"CPU": 1.0, "GPU": 0.25}, nodes) == 3
+    assert num_rooms({"CPU": 1.0, "GPU": 1.0}, nodes) == 1
 
 
 @pytest.mark.parametrize("seed", ["abc", 1.5, -1])
