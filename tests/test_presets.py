@@ -79,9 +79,9 @@ def test_every_arm_of_a_preset_trains_two_shrunk_steps(preset: str, text: "Token
             continue
         done.add(key)
         estimate(config, text, label)
-        *_, last = train(config, text)
-        assert last.status == "finished" and last.step == 2
-        assert len(last.rows["step"]) == 2
+        reports = list(train(config, text))
+        assert reports[-1].status == "finished" and reports[-1].step == 2
+        assert [step for report in reports for step in report.rows["step"]] == [1, 2]
     assert done
 
 

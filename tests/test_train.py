@@ -224,8 +224,8 @@ DIVERGING = [
     ({"optimizer.lr": 1e10, "guard": "none"}, "nonfinite_loss", 2, 11),
     ({"optimizer.lr": 1e10}, "nonfinite_loss", 2, 11),
     ({"optimizer.lr": 1e3, "model.scores": "float16", "guard": "none"}, "nonfinite_loss", 2, 11),
-    ({"optimizer.lr": 1e4, "patience": 3, "clip": "none"}, "nonfinite_grad", 2, 4),
-    ({"optimizer.lr": 1e4, "patience": 1, "guard": "none"}, "nonfinite_grad", 2, 2),
+    ({"optimizer.lr": 1e5, "patience": 3, "clip": "none"}, "nonfinite_grad", 2, 4),
+    ({"optimizer.lr": 1e5, "patience": 1, "guard": "none"}, "nonfinite_grad", 2, 2),
     # 2^16 halved from step 2 on; 2^-14, the first below fairseq's floor of 1e-4, is what step 32 used
     ({"optimizer.lr": 1e3, "precision": "fp16", "patience": 100}, "loss_scale_floor", 32, 32),
 ]
