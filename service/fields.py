@@ -9,28 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from service.problems import bad_parameter
+from study.selectors import flatten
 
 Row = dict[str, Any]
 ROW_FIELDS = (
     "id", "number", "arm", "arm_number", "seed", "status", "reason", "diverged_step", "step", "num_steps",
     "loss", "grad_norm", "steps_per_second", "started_at", "ended_at", "attempts", "num_parameters",
 )  # fmt: skip
-
-
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested config as dotted field -> value."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{name}.")
-        elif key == "name" and prefix:
-            flat[prefix.removesuffix(".")] = value
-        elif isinstance(value, list | tuple):
-            flat[name] = str(list(value))
-        else:
-            flat[name] = value
-    return flat
 
 
 def fields_of(row: Row) -> dict[str, Any]:

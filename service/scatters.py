@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from service.analysis import explained, lr_sensitivity
-from service.fields import flatten
 from service.lines import set_yscale
 from service.options import PictureOptions
 from service.style import NUMBERS, Entry, Sheet, label_logs
+from study.selectors import flatten
 
 if TYPE_CHECKING:
     from service.plots import Plot, Scene
