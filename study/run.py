@@ -20,9 +20,10 @@ if str(ROOT) not in sys.path:
 NEEDED = ("torch", "ray", "optuna", "typer", "rich", "yaml", "pydantic", "sqlalchemy", "alembic", "pyarrow")
 MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
 if MISSING:
-    sys.exit(
-        f"{', '.join(MISSING)} not installed; run: pip install -e '{ROOT}[study,service]' (or: make demo)"
+    sys.stderr.write(
+        f"{', '.join(MISSING)} not installed; run: pip install -e '{ROOT}[study,service]' (or: make demo)\n"
     )
+    sys.exit(2)
 
 from typing import Annotated
 

@@ -28,7 +28,7 @@ SECONDS_BETWEEN = (2.0, 10.0) if LONG else (3.0, 6.0)
 class TwoRaylets:
     """A head and a second raylet on this machine, one core each, small object stores."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *head: str) -> None:
         self.folder = folder
         self.environment = {
             **os.environ,
@@ -40,7 +40,8 @@ class TwoRaylets:
         self.port = random.Random(os.getpid()).randrange(20000, 30000)
         self.address = f"127.0.0.1:{self.port}"
         self.nodes: list[subprocess.Popen[bytes]] = []
-        self._start("--head", f"--port={self.port}", "--include-dashboard=false", f"--temp-dir={folder}/ray")
+        head = head or ("--include-dashboard=false",)
+        self._start("--head", f"--port={self.port}", f"--temp-dir={folder}/ray", *head)
         self.add_raylet()
 
     def _start(self, *arguments: str) -> None:

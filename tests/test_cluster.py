@@ -2,12 +2,15 @@
 
 import json
 import os
+import shutil
+import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
-from driving import command, write_study
+from driving import ROOT, assert_exact, catalogue_of, command, write_study
 from test_chaos import TwoRaylets
 
 KEYS = ("RAY_AUTH_TOKEN", "RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED")
@@ -29,6 +32,20 @@ class Head(TwoRaylets):
 
     def add_raylet(self) -> None:
         pass
+
+
+class JobServer(TwoRaylets):
+    """Two nodes, and the dashboard that takes jobs."""
+
+    def __init__(self, folder):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.dashboard = probe.getsockname()[1]
+        super().__init__(folder, "--include-dashboard=true", f"--dashboard-port={self.dashboard}")
+
+    def add_raylet(self) -> None:
+        # In one folder each would unpack the job's code over the other's, as on no two machines.
+        self._start(f"--address={self.address}", f"--temp-dir={self.folder}/ray2")
 
 
 def environment(cluster, **values):
@@ -82,3 +99,28 @@ def test_another_version_is_refused_with_both_versions_named(head, tmp_path):
     ours = json.loads(told.stdout)["ray_version"]
     line = refused(tmp_path, head.address, env)
     assert "2.50.1" in line and ours in line
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_submitted_job_brings_its_code_to_two_nodes(tmp_path_factory, tmp_path):
+    """`ray job submit --working-dir`: the nodes have the packages, not the project."""
+    cluster = JobServer(tmp_path_factory.mktemp("j"))
+    try:
+        code = tmp_path / "code"
+        for package in ("models", "study"):
+            shutil.copytree(ROOT / package, code / package, ignore=shutil.ignore_patterns("__pycache__"))
+        write_study(code, steps=600)
+        submit = [Path(sys.executable).parent / "ray", "job", "submit"]
+        submit += ["--address", f"http://127.0.0.1:{cluster.dashboard}", "--working-dir", code, "--"]
+        submit += [sys.executable, "study/run.py", "tiny.yaml", "--address", "auto", "--storage", tmp_path / "runs"]
+        ran = subprocess.run(
+            submit, check=False, capture_output=True, text=True, timeout=400,
+            env=environment(cluster, PYTHONPATH=""), cwd=tmp_path,
+        )  # fmt: skip
+        assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+    finally:
+        cluster.stop()
+    run = catalogue_of(tmp_path / "runs").run("latest")
+    assert run is not None and run["status"] == "finished"
+    assert_exact(tmp_path / "runs", run["id"])

@@ -54,3 +54,10 @@ def test_every_setting_of_the_service_is_in_the_table() -> None:
         re.findall(r"`GRADNORM_([A-Z_]+)`", "\n".join(re.findall(r"^\| `GRADNORM_.*?\|", README, flags=re.M)))
     )
     assert rows == {name.upper() for name in Settings.model_fields}
+
+
+def test_every_setting_of_the_command_is_in_the_table() -> None:
+    options = {str(one.envvar): one.opts[0] for one in typer.main.get_command(app).params if one.envvar}
+    assert options
+    for variable, option in options.items():
+        assert f"| `{variable}` | `{option}` |" in README
