@@ -113,7 +113,15 @@ def test_a_submitted_job_brings_its_code_to_two_nodes(tmp_path_factory, tmp_path
         write_study(code, steps=600)
         submit = [Path(sys.executable).parent / "ray", "job", "submit"]
         submit += ["--address", f"http://127.0.0.1:{cluster.dashboard}", "--working-dir", code, "--"]
-        submit += [sys.executable, "study/run.py", "tiny.yaml", "--address", "auto", "--storage", tmp_path / "runs"]
+        submit += [
+            sys.executable,
+            "study/run.py",
+            "tiny.yaml",
+            "--address",
+            "auto",
+            "--storage",
+            tmp_path / "runs",
+        ]
         ran = subprocess.run(
             submit, check=False, capture_output=True, text=True, timeout=400,
             env=environment(cluster, PYTHONPATH=""), cwd=tmp_path,
