@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 STAGES = ("first", "peak", "last")
+BY_FACTORS = ("norm", "logit", "rms")  # units of what varies by factors: compared by ratios
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,12 @@ def sentence(template: str, **parts: float | str | None) -> dict[str, Any]:
 
 # Sampled columns, and groups of them (with a slash) -> unit, which way is calmer.
 SAMPLED: dict[str, tuple[str, str | None]] = {
-    "attn_logit_max": ("1", "lower"),
+    "attn_logit_max": ("logit", "lower"),
     "grad_norm/": ("norm", "lower"),
     "update_ratio/": ("1", None),
-    "act_rms/": ("1", "lower"),
+    "act_rms/": ("rms", "lower"),
     "model_update": ("norm", "lower"),
-    "output_logit_max": ("1", "lower"),
+    "output_logit_max": ("logit", "lower"),
     "log_z": ("nats", None),
 }
 

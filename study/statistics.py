@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from scipy import special, stats
 
-from study.glossary import metric_of
+from study.glossary import BY_FACTORS, metric_of
 
 Values = Mapping[int, float]  # by seed
 
@@ -293,4 +293,4 @@ def needed_trials(count: int, n: int) -> int | None:
 
 def decided_by_ratio(metric: str) -> bool:
     """Whether arms are compared by ratios of this metric rather than by differences."""
-    return metric_of(metric).unit == "norm"
+    return metric_of(metric).unit in BY_FACTORS

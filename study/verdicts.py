@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from study import statistics
-from study.glossary import metric_of, say
+from study.glossary import BY_FACTORS, metric_of, say
 from study.selectors import Arm, differing, flatten, known_fields, no_op_fields, resolve, within
 
 if TYPE_CHECKING:
     from study.claims import Claim
 
 ALPHA = 0.05
-CONTINUOUS = ("norm", "nats")  # units in which two unlike trainings never give the same number by chance
+CONTINUOUS = (*BY_FACTORS, "nats")  # units in which two unlike trainings never give the same number by chance
 
 
 @dataclass(frozen=True)
