@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from models.variants import Spec, build
+from models.imports import call, is_import
+from models.variants import Spec, VariantError, build
 
 IGNORED = -100  # the target at positions whose loss is not asked for
 STDLIB_LEFT_OUT = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idlelib"}
@@ -192,6 +193,33 @@ CORPORA = {
 
 
 def load_corpus(spec: Spec) -> Tokens:
-    """The corpus that a trial's `data` names; DataError if it can't be read."""
+    """The corpus that a trial's `data` names or imports; DataError if it can't be read."""
+    if is_import(spec):
+        return _imported(spec)
     corpus: Tokens = build("data", CORPORA, spec, where="trial.data").load()
     return corpus
+
+
+def _imported(spec: Any) -> Tokens:
+    """What a callable gives: Tokens, or (1-D array of integers, size of the vocabulary)."""
+    name = spec["import"]
+    try:
+        made = call("data", spec, where="trial.data")
+    except VariantError as error:
+        raise DataError(str(error)) from error
+    given = (made.tokens, made.vocab_size) if isinstance(made, Tokens) else made
+    if not isinstance(given, tuple) or len(given) != 2:
+        raise DataError(f"data '{name}' gave {type(made).__name__}; must be Tokens or (tokens, vocab_size)")
+    tokens, vocab_size = np.asarray(given[0]), int(given[1])
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or not len(tokens):
+        raise DataError(
+            f"data '{name}' gave tokens of type {tokens.dtype} and shape {tokens.shape}; "
+            "must be a 1-D array of integers"
+        )
+    if tokens.min() < 0 or tokens.max() >= vocab_size:
+        raise DataError(
+            f"data '{name}' gave tokens from {tokens.min()} to {tokens.max()}; "
+            f"must be from 0 to {vocab_size - 1}, below its vocab_size"
+        )
+    told = made.identity if isinstance(made, Tokens) else {}
+    return Tokens(tokens, vocab_size, {"name": name, **told, "tokens": len(tokens), "sha256": _hash(tokens)})
