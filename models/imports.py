@@ -179,7 +179,7 @@ def call(kind: str, spec: Mapping[str, Any], *context: Any, where: str = "", **h
         raise VariantError(f"{kind} '{path}' can't be made: {one_line(error)}{place}") from error
     if contract.gives is not None and not isinstance(made, contract.gives):
         raise VariantError(
-            f"{kind} '{path}' gave {type(made).__name__}; must be a {contract.gives.__name__}{place}"
+            f"{kind} '{path}' gave {type(made).__name__}; must be torch's {contract.gives.__name__}{place}"
         )
     if isinstance(made, torch.optim.Optimizer) and (problem := _problem(made)):
         raise VariantError(f"{kind} '{path}' {problem}{place}")

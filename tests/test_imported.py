@@ -509,7 +509,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "unknown option of optimizer 'NAME:signs' 'betas'",
     ),
     ({"optimizer": {"import": "NAME:newton"}}, "optimizer 'NAME:newton' needs a closure at every step"),
-    ({"optimizer": {"import": "NAME:listed"}}, "optimizer 'NAME:listed' gave list; must be a Optimizer"),
+    (
+        {"optimizer": {"import": "NAME:listed"}},
+        "optimizer 'NAME:listed' gave list; must be torch's Optimizer",
+    ),
     ({"clip": {"import": "NAME:signs"}}, "clip can't be imported; known: adagc, agc, "),
     (
         {"data": {"import": "NAME:as_tokens", "lenght": 3}},
