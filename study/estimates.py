@@ -39,6 +39,10 @@ def estimate(config: TrialConfig, data: Tokens, where: str = "") -> Estimate:
                 "record.activations finds no list of like blocks in the imported model; "
                 "known: grad_norms, update_ratios, model_update"
             )
+        if config.record.activations and config.compile and isinstance(config.model, ImportedSection):
+            raise ConfigError(
+                "record.activations sees nothing of a compiled imported model; known: compile: false"
+            )
     except (ValueError, DataError) as error:
         raise ConfigError(f"{error} ({where})" if where else str(error)) from error
     memory = found.num_parameters * 16 + found.num_frozen * 4

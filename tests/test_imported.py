@@ -482,6 +482,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"model.import": "NAME:bare", "record.activations": True},
         "record.activations finds no list of like blocks",
     ),
+    (
+        {"record.activations": True, "compile": True},
+        "record.activations sees nothing of a compiled imported model",
+    ),
     ({"loss": "smoothed"}, "loss 'smoothed'; must be {import: module:name, option: value}, or left out"),
     (
         {"loss": {"import": "NAME:smoothed", "smothing": 1}},
