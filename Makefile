@@ -65,5 +65,5 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(PIP) -e '.[study,service,dev]'
+	$(PIP) -e '.[study,service,data,dev]'
 	@touch $@

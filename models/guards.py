@@ -6,6 +6,7 @@ Neither waits for the device.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -110,13 +111,25 @@ def step_and_put_back(optimizer: torch.optim.Optimizer, skip: Tensor) -> None:
     """Step, then where `skip` give weights and state their values from before (new state: 0)."""
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     weights = [p.clone() for p in parameters]
-    states = [{name: v.clone() for name, v in optimizer.state.get(p, {}).items()} for p in parameters]
+    states = [{name: copied(v) for name, v in optimizer.state.get(p, {}).items()} for p in parameters]
+    settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
     optimizer.step()
     for parameter, weight, state in zip(parameters, weights, states, strict=True):
         parameter.copy_(torch.where(skip, weight, parameter))
         for name, value in optimizer.state[parameter].items():
-            old = state.get(name, torch.zeros_like(value))
-            value.copy_(torch.where(skip.to(value.device), old, value))
+            if isinstance(value, Tensor):
+                old = state.get(name, torch.zeros_like(value))
+                value.copy_(torch.where(skip.to(value.device), old, value))
+            elif value != state.get(name) and skip:  # a counter on the host: this waits for the device
+                optimizer.state[parameter][name] = state.get(name, 0)
+    for group, before in zip(optimizer.param_groups, settings, strict=True):
+        changed = {k: v for k, v in before.items() if group[k] is not v and not isinstance(v, Tensor)}
+        if changed and skip:
+            group.update(changed)
+
+
+def copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 GUARDS: dict[str, type[Guard]] = {

@@ -7,7 +7,7 @@ and biases, kernels are the fused ones where torch has them, and every parameter
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from models.bounds import above, at_least, count, decay, number
 from models.guards import guarded_step
+from models.imports import call, is_import
 from models.variants import Spec, VariantError, build, unknown
 
 __all__ = ["OPTIMIZERS", "build_optimizer", "guarded_step"]
@@ -202,8 +203,8 @@ class Muon(torch.optim.Optimizer):
 
 
 def is_at_an_end(name: str) -> bool:
-    """Whether a parameter's dotted name says that it is an embedding or the head."""
-    return any(part.endswith("embedding") or part == "head" for part in name.split("."))
+    """Whether a parameter's dotted name says that it is an embedding or the head, here or at Hugging Face."""
+    return any("embed" in part or part in ("head", "lm_head", "wte", "wpe") for part in name.split("."))
 
 
 class StableAdamW(torch.optim.Optimizer):
@@ -260,14 +261,18 @@ def weight_of_newest(beta: float, step: Tensor) -> Tensor:
 
 
 def build_optimizer(spec: Spec, parameters: nn.Module | Named, where: str = "") -> torch.optim.Optimizer:
-    """The optimizer that `spec` names, for a model's or a list of named trainable parameters.
+    """The optimizer that `spec` names or imports, for the trainable parameters of a model or a named list.
 
     Every parameter group has `initial_lr`. Raises VariantError for an unknown name or option and
     ValueError for a value out of range, both with `where` at the end.
     """
     named = list(parameters.named_parameters() if isinstance(parameters, nn.Module) else parameters)
+    named = [(name, p) for name, p in named if p.requires_grad]
     try:
-        optimizer = build("optimizer", OPTIMIZERS, spec, named, where=where)
+        if isinstance(spec, Mapping) and is_import(spec):
+            optimizer = call("optimizer", spec, named, where=where)
+        else:
+            optimizer = build("optimizer", OPTIMIZERS, spec, named, where=where)
     except VariantError:
         raise
     except ValueError as error:

@@ -7,6 +7,7 @@ step with the step's number, may change the moments, and answers with a factor f
 import math
 
 import torch
+from torch import Tensor
 
 from models.bounds import count
 
@@ -46,7 +47,7 @@ class MomentumReset(Reset):
         if since == 0:
             for state in optimizer.state.values():
                 for name, value in state.items():
-                    if name != "step":
+                    if name != "step" and isinstance(value, Tensor):
                         value.zero_()
         if step < self.period or since >= self.warmup_steps:
             return 1.0

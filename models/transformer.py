@@ -17,16 +17,15 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from models.attention import RELAXATIONS
 from models.blocks import BLOCKS
+from models.losses import IGNORED_TARGET, Criterion, cross_entropy
 from models.norms import NORMS, wide
 from models.placement import Block, is_normless
 from models.scores import SCORE_TYPES
 from models.variants import Spec, build, check, normalize, unknown
 
-IGNORED_TARGET = -100
 PRECISIONS = ("fp32", "bf16", "fp16")
 
 
@@ -138,9 +137,9 @@ class Transformer(nn.Module):
     head start from N(0, 0.02) unless the placement says otherwise, so arms differ in blocks alone.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, criterion: Criterion = cross_entropy) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.criterion = config, criterion
         self.token_embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.position_embedding = nn.Embedding(config.context_length, config.d_model)
         self.input_norm = config.placement.input_norm(config)
@@ -192,19 +191,19 @@ class Transformer(nn.Module):
         return x_BxTxD
 
     def loss(self, inputs_BxT: Tensor, targets_BxT: Tensor) -> tuple[Tensor, Tensor]:
-        """(objective, mean cross entropy in nats), float32 scalars; targets of -100 don't count.
+        """(objective, loss), float32 scalars; targets of -100 don't count.
 
-        The objective is what to differentiate; the cross entropy is what arms compare.
+        The objective is what to differentiate; the loss, by default the mean cross entropy in nats, is
+        what arms compare.
         """
-        logits = wide(self(inputs_BxT)).flatten(0, 1)
-        targets = targets_BxT.flatten()
-        cross_entropy = functional.cross_entropy(logits, targets, ignore_index=IGNORED_TARGET)
-        objective = cross_entropy
+        logits_BxTxV = wide(self(inputs_BxT))
+        loss = self.criterion(logits_BxTxV, targets_BxT)
+        objective = loss
         if self.config.z_loss:
-            counted = targets != IGNORED_TARGET
-            squares = logits.logsumexp(dim=-1).square().masked_fill(~counted, 0.0)
-            objective = cross_entropy + self.config.z_loss * squares.sum() / counted.sum()
-        return objective, cross_entropy.detach()
+            counted_BxT = targets_BxT != IGNORED_TARGET
+            squares_BxT = logits_BxTxV.logsumexp(dim=-1).square().masked_fill(~counted_BxT, 0.0)
+            objective = loss + self.config.z_loss * squares_BxT.sum() / counted_BxT.sum()
+        return objective, loss.detach()
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
         """Every trainable parameter in exactly one named group; tied weights in 'embedding'."""

@@ -10,26 +10,29 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter
 
+from models.imports import is_import
 from models.transformer import ModelConfig
 from models.variants import normalize, unknown
+from study.imported import ImportedSection, check_combination, kind_of_model
 from study.ranks import refusal
 from study.specs import (
     BlockSpec,
     ClipSpec,
     DataSpec,
     GuardSpec,
+    LossSpec,
     NormSpec,
     OptimizerSpec,
     RelaxationSpec,
     ResetSpec,
     ScheduleSpec,
 )
-from study.validation import ConfigError, validate
+from study.validation import TAGS, ConfigError, validate
 
 PRESETS = Path(__file__).parent / "presets"
 
@@ -53,6 +56,10 @@ class ModelSection(ModelConfig):
 
 # Validated, so that its variants have all their options filled in; an instance as a default is not.
 DEFAULT_MODEL = TypeAdapter(ModelSection).validate_python({})
+ModelChoice = Annotated[
+    Annotated[ModelSection, Tag(TAGS[0])] | Annotated[ImportedSection, Tag(TAGS[1])],
+    Discriminator(kind_of_model),
+]
 
 
 class RecordSection(Section):
@@ -76,7 +83,8 @@ class ValidationSection(Section):
 class TrialConfig(Section):
     """One training, complete."""
 
-    model: ModelSection = DEFAULT_MODEL
+    model: ModelChoice = DEFAULT_MODEL
+    loss: LossSpec | None = None  # None: mean cross entropy
     clip: ClipSpec = {"name": "global_norm"}
     guard: GuardSpec = {"name": "skip_nonfinite"}
     optimizer: OptimizerSpec = {"name": "adamw"}
@@ -229,12 +237,18 @@ def trial_config(trial: Mapping[str, Any], overrides: Mapping[str, Any], where: 
     if isinstance(raw.get("model"), Mapping) and "vocab_size" in raw["model"]:
         raise ConfigError(f"vocab_size comes from the data; leave it out ({where})")
     data = raw.get("data")
-    if isinstance(data, dict) and "path" in data and data.get("name", "stdlib") == "stdlib":
+    if is_import(data):
+        pass
+    elif isinstance(data, dict) and "path" in data and data.get("name", "stdlib") == "stdlib":
         data["name"] = "tokens" if str(data["path"]).endswith(".bin") else "text"
     elif isinstance(data, dict):
         data.setdefault("name", "stdlib")
     _fill_names(raw)
     config = validate(TrialConfig, raw, where)
+    try:
+        check_combination(config)
+    except ValueError as error:
+        raise ConfigError(f"{error} ({where})") from error
     if "mask_fraction" in raw and config.model.causal:
         raise ConfigError(
             f"mask_fraction has no effect on a causal model; known with causal: false ({where})"
@@ -250,9 +264,9 @@ def _fill_names(raw: dict[str, Any]) -> None:
     """`clip: {max_norm: 10}` means the default clip with this option."""
     defaults = TrialConfig.model_fields
     for key in ("clip", "optimizer", "schedule", "guard", "reset"):
-        if isinstance(raw.get(key), dict):
+        if isinstance(raw.get(key), dict) and not is_import(raw[key]):
             raw[key].setdefault("name", normalize(defaults[key].default)["name"])
-    section = raw.get("model")
+    section = {} if is_import(raw.get("model")) else raw.get("model")
     for field in fields(ModelSection):
         if isinstance(section, dict) and isinstance(section.get(field.name), dict):
             section[field.name].setdefault("name", field.default)

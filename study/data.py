@@ -8,29 +8,20 @@ standard library, read from the running interpreter: real text, always there, no
 import hashlib
 import os
 import sysconfig
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from models.variants import Spec, build
+from models.imports import call, is_import
+from models.variants import Spec, VariantError, build
+from study.huggingface import HuggingFace
+from study.tokenizing import encode_up_to, open_tokenizer
+from study.tokens import DataError, Tokens, cached, hash_of
 
 IGNORED = -100  # the target at positions whose loss is not asked for
+BATCH_LINES = 10_000  # tokenized at once
 STDLIB_LEFT_OUT = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idlelib"}
-
-
-class DataError(ValueError):
-    """A corpus that can't be read or is too small; says which and why."""
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """A corpus ready for use: 1-D integer tokens, the size of their vocabulary, what they are."""
-
-    tokens: np.ndarray
-    vocab_size: int
-    identity: dict[str, Any]
 
 
 class Stdlib:
@@ -43,7 +34,7 @@ class Stdlib:
 class Text:
     """A text file, or every file in a folder in the order of their paths.
 
-    `tokenizer`: a tokenizer file of the `tokenizers` library; None: bytes.
+    `tokenizer`: a file or folder of the `tokenizers` library or a hub name; None: bytes.
     """
 
     def __init__(self, *, path: str, suffix: str = "", tokenizer: str | None = None) -> None:
@@ -67,7 +58,7 @@ class TokenFile:
         except (OSError, ValueError) as error:
             raise DataError(f"token file '{self.path}' can't be read: {error}") from error
         vocab_size = self.vocab_size or int(tokens.max()) + 1
-        identity = {"name": str(self.path), "tokens": len(tokens), "sha256": _hash(tokens)}
+        identity = {"name": str(self.path), "tokens": len(tokens), "sha256": hash_of(tokens)}
         return Tokens(tokens, vocab_size, identity)
 
 
@@ -79,17 +70,22 @@ def _read_text(root: Path, name: str, suffix: str, tokenizer: str | None) -> Tok
         content = b"\n".join(file.read_bytes() for file in files)
     except OSError as error:
         raise DataError(f"corpus '{root}' can't be read: {error}") from error
-    identity = {
-        "name": name,
-        "files": len(files),
-        "bytes": len(content),
-        "sha256": hashlib.sha256(content).hexdigest(),
-        "tokenizer": tokenizer or "bytes",
-    }
+    content_hash = hashlib.sha256(content).hexdigest()
+    identity = {"name": name, "files": len(files), "bytes": len(content), "sha256": content_hash}
     if tokenizer is None:
-        return Tokens(np.frombuffer(content, np.uint8), 256, identity)
-    encoded, vocab_size = _tokenize(content, tokenizer)
-    return Tokens(encoded, vocab_size, identity | {"tokens": len(encoded)})
+        return Tokens(np.frombuffer(content, np.uint8), 256, identity | {"tokenizer": "bytes"})
+    opened = open_tokenizer(tokenizer)
+
+    def encode() -> np.ndarray:
+        lines = content.decode("utf-8", errors="replace").splitlines(keepends=True)
+        batches = (lines[start : start + BATCH_LINES] for start in range(0, len(lines), BATCH_LINES))
+        return encode_up_to(opened, batches, None)
+
+    tokens = cached({"text": content_hash, "tokenizer": opened.sha256}, encode)
+    identity |= {"sha256": hash_of(tokens), "tokens": len(tokens)}
+    return Tokens(
+        tokens, opened.vocab_size, identity | {"tokenizer": tokenizer, "tokenizer_sha256": opened.sha256}
+    )
 
 
 def _files(root: Path, suffix: str) -> list[Path]:
@@ -98,27 +94,6 @@ def _files(root: Path, suffix: str) -> list[Path]:
         subfolders[:] = sorted(name for name in subfolders if name not in STDLIB_LEFT_OUT)
         found += [Path(folder, name) for name in sorted(names) if name.endswith(suffix)]
     return found
-
-
-def _tokenize(content: bytes, file: str) -> tuple[np.ndarray, int]:
-    try:
-        from tokenizers import Tokenizer
-    except ImportError as error:
-        raise DataError("a tokenizer needs the `data` extra: pip install '.[data]'") from error
-    try:
-        tokenizer = Tokenizer.from_file(file)
-    except Exception as error:  # the library raises bare Exception
-        raise DataError(f"tokenizer '{file}' can't be read: {error}") from error
-    lines = content.decode("utf-8", errors="replace").splitlines(keepends=True)
-    ids = [piece for encoding in tokenizer.encode_batch(lines) for piece in encoding.ids]
-    return np.array(ids, np.uint32), tokenizer.get_vocab_size()
-
-
-def _hash(tokens: np.ndarray) -> str:
-    digest = hashlib.sha256()
-    for start in range(0, len(tokens), 1 << 22):
-        digest.update(tokens[start : start + (1 << 22)].tobytes())
-    return digest.hexdigest()
 
 
 class Batches:
@@ -188,10 +163,40 @@ CORPORA = {
     "stdlib": Stdlib,
     "text": Text,
     "tokens": TokenFile,
+    "huggingface": HuggingFace,
 }
 
 
 def load_corpus(spec: Spec) -> Tokens:
-    """The corpus that a trial's `data` names; DataError if it can't be read."""
+    """The corpus that a trial's `data` names or imports; DataError if it can't be read."""
+    if is_import(spec):
+        return _imported(spec)
     corpus: Tokens = build("data", CORPORA, spec, where="trial.data").load()
     return corpus
+
+
+def _imported(spec: Any) -> Tokens:
+    """What a callable gives: Tokens, or (1-D array of integers, size of the vocabulary)."""
+    name = spec["import"]
+    try:
+        made = call("data", spec, where="trial.data")
+    except VariantError as error:
+        raise DataError(str(error)) from error
+    given = (made.tokens, made.vocab_size) if isinstance(made, Tokens) else made
+    if not isinstance(given, tuple) or len(given) != 2:
+        raise DataError(f"data '{name}' gave {type(made).__name__}; must be Tokens or (tokens, vocab_size)")
+    tokens, vocab_size = np.asarray(given[0]), int(given[1])
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or not len(tokens):
+        raise DataError(
+            f"data '{name}' gave tokens of type {tokens.dtype} and shape {tokens.shape}; "
+            "must be a 1-D array of integers"
+        )
+    if tokens.min() < 0 or tokens.max() >= vocab_size:
+        raise DataError(
+            f"data '{name}' gave tokens from {tokens.min()} to {tokens.max()}; "
+            f"must be from 0 to {vocab_size - 1}, below its vocab_size"
+        )
+    told = made.identity if isinstance(made, Tokens) else {}
+    return Tokens(
+        tokens, vocab_size, {"name": name, **told, "tokens": len(tokens), "sha256": hash_of(tokens)}
+    )

@@ -24,6 +24,7 @@ import ray
 from ray import tune
 from rich.console import Console
 
+from models.imports import search_paths
 from study.bookkeeper import Bookkeeper
 from study.catalogue import Catalogue
 from study.config import ConfigError, StudyConfig
@@ -178,6 +179,7 @@ def run_jobs(
             "run_id": settings.run_id,
             "trial_id": job.plan.trial_id(settings.run_id),
             "trial": job.plan.config.model_dump(),
+            "paths": search_paths(),
             "storage": settings.storage,
             "flush_seconds": study.flush_seconds,
             "checkpoint_seconds": study.checkpoint_seconds,

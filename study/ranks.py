@@ -15,7 +15,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from models.clipping import CLIPS
+from models.imports import is_import
 from models.variants import normalize
+from study.imported import ImportedSection
 
 if TYPE_CHECKING:
     from study.config import TrialConfig
@@ -168,6 +170,13 @@ def refusal(config: "TrialConfig") -> str | None:
         return f"{asked} must divide batch_size {config.batch_size}"
     if config.workers == 1 or config.parallel != "fsdp2":
         return None
+    return _refusal_of_shares(config)
+
+
+def _refusal_of_shares(config: "TrialConfig") -> str | None:
+    for kind, spec in (("model", config.model), ("optimizer", config.optimizer)):
+        if isinstance(spec, ImportedSection) or is_import(spec):
+            return f"fsdp2 is untried on an imported {kind}; known: ddp"
     if not CLIPS[config.clip["name"]].keeps_direction:
         known = ", ".join(name for name, clip in CLIPS.items() if clip.keeps_direction)
         return f"clip {config.clip['name']} judges whole tensors, fsdp2 has shares of them; known: {known}, or ddp"
@@ -175,6 +184,7 @@ def refusal(config: "TrialConfig") -> str | None:
         asked = f"optimizer {config.optimizer['name']} with reset {config.reset['name']}"
         known = ", ".join(SHARDED_OPTIMIZERS)
         return f"{asked} can't work on fsdp2's shares; known: {known} with reset none, or ddp"
+    assert not isinstance(config.model, ImportedSection)
     for spec in (config.model.block, config.model.relaxation):
         name = normalize(spec)["name"]
         if name in UNSHARDED:

@@ -19,7 +19,7 @@ from models.norms import wide
 from study.precision import autocast
 
 if TYPE_CHECKING:
-    from models.transformer import Transformer
+    from models.imported import Model
     from study.config import RecordSection
 
 
@@ -73,7 +73,7 @@ class Recorder:
 class GroupSamples:
     """The optional columns of one sampled step, by name."""
 
-    def __init__(self, model: "Transformer", record: "RecordSection", sampled: bool) -> None:
+    def __init__(self, model: "Model", record: "RecordSection", sampled: bool) -> None:
         self.model, self.values, self.observed = model, dict[str, Tensor](), dict[str, Tensor]()
         self.gradients = sampled and record.grad_norms
         self.updates = sampled and record.update_ratios
@@ -109,7 +109,7 @@ class Probe:
     kept on the device and go into checkpoints, so that a resumed trial measures from the same place.
     """
 
-    def __init__(self, model: "Transformer", tokens_BxT: Tensor, precision: str) -> None:
+    def __init__(self, model: "Model", tokens_BxT: Tensor, precision: str) -> None:
         self.model, self.precision = model, precision
         self.tokens_BxT = tokens_BxT[:PROBE_SEQUENCES]
         self.start_BxTxV = self._logits()
@@ -145,7 +145,7 @@ class Probe:
 
 
 @contextmanager
-def sample_groups(model: "Transformer", record: "RecordSection", sampled: bool) -> Iterator[GroupSamples]:
+def sample_groups(model: "Model", record: "RecordSection", sampled: bool) -> Iterator[GroupSamples]:
     """Measurements around one step; a step that isn't sampled costs nothing."""
     samples = GroupSamples(model, record, sampled)
     if samples.activations:

@@ -14,7 +14,17 @@ from study.estimates import Estimate
 from study.objectives import notes_of
 from study.space import Plan
 
-PACKAGES = ("torch", "ray", "optuna", "numpy", "pyarrow", "gradnorm-study")
+PACKAGES = (
+    "torch",
+    "ray",
+    "optuna",
+    "numpy",
+    "pyarrow",
+    "transformers",
+    "datasets",
+    "tokenizers",
+    "gradnorm-study",
+)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from study.search import Away, Search
 from study.space import Plan, named_arms, plan_trials, trial_resources
 from study.storage import Storage
 from study.tables import plan_table, print_results
+from study.validation import validate
 
 CONTRADICTED = 3  # exit status of a run that is whole and contradicts a claim of its study
 RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
@@ -223,7 +224,7 @@ def _jobs_of(rows: list[dict[str, Any]], data: dict[str, Tokens]) -> list[Job]:
                 row["arm"],
                 row["arm_number"],
                 row["overrides"],
-                TrialConfig.model_validate(row["config"]),
+                validate(TrialConfig, row["config"], f"run '{row['run_id']}': trial"),
             )
         )
         for row in rows

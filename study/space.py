@@ -176,8 +176,9 @@ def _label(
 
 def _short(value: Any) -> str:
     if isinstance(value, Mapping):
-        options = ", ".join(f"{key} {_short(item)}" for key, item in value.items() if key != "name")
-        return f"{value.get('name', '')} ({options})" if options else str(value.get("name", ""))
+        head = "import" if "import" in value else "name"
+        options = ", ".join(f"{key} {_short(item)}" for key, item in value.items() if key != head)
+        return f"{value.get(head, '')} ({options})" if options else str(value.get(head, ""))
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

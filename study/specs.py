@@ -15,6 +15,7 @@ from models.attention import RELAXATIONS
 from models.blocks import BLOCKS
 from models.clipping import CLIPS
 from models.guards import GUARDS
+from models.imports import complete, is_import
 from models.norms import NORMS
 from models.optimizers import OPTIMIZERS
 from models.resets import RESETS
@@ -23,14 +24,20 @@ from study.data import CORPORA
 from study.schedules import SCHEDULES
 
 
-def _variant(kind: str, table: Mapping[str, type], *context: Any, built: bool = False) -> BeforeValidator:
+def _variant(
+    kind: str, table: Mapping[str, type], *context: Any, built: bool = False, imports: bool = False
+) -> BeforeValidator:
     """For a field that holds a word of `table`: its options checked, all defaults filled in.
 
     `built`: the variant is constructed once, from `context`, so that it judges its options' values;
-    those of the model are judged by ModelConfig.
+    those of the model are judged by ModelConfig. `imports`: the field may hold {import: ...} instead.
     """
 
-    def complete(spec: Any) -> dict[str, Any]:
+    def resolve(spec: Any) -> dict[str, Any]:
+        if is_import(spec):
+            if not imports:
+                raise VariantError(f"{kind} can't be imported; known: {', '.join(sorted(table))}")
+            return complete(kind, spec)
         if not isinstance(spec, str | Mapping):
             raise VariantError(f"{kind} must be a name or {{name: ..., option: value}}, got {spec!r}")
         chosen = check(kind, table, spec)
@@ -47,7 +54,7 @@ def _variant(kind: str, table: Mapping[str, type], *context: Any, built: bool = 
             build(kind, table, resolved, *context)
         return resolved
 
-    return BeforeValidator(complete)
+    return BeforeValidator(resolve)
 
 
 def _typed(value: Any, hint: Any, what: str) -> Any:
@@ -61,6 +68,12 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
+def _loss(spec: Any) -> dict[str, Any]:
+    if not is_import(spec):
+        raise VariantError(f"loss {spec!r}; must be {{import: module:name, option: value}}, or left out")
+    return complete("loss", spec)
+
+
 # An optimizer wants parameters to judge its options by.
 _EXAMPLE = [("weight", nn.Parameter(torch.zeros(2, 2)))]
 
@@ -69,7 +82,10 @@ BlockSpec = Annotated[dict[str, Any], _variant("block", BLOCKS)]
 RelaxationSpec = Annotated[dict[str, Any], _variant("relaxation", RELAXATIONS)]
 ClipSpec = Annotated[dict[str, Any], _variant("clip", CLIPS, built=True)]
 GuardSpec = Annotated[dict[str, Any], _variant("guard", GUARDS, built=True)]
-OptimizerSpec = Annotated[dict[str, Any], _variant("optimizer", OPTIMIZERS, _EXAMPLE, built=True)]
+OptimizerSpec = Annotated[
+    dict[str, Any], _variant("optimizer", OPTIMIZERS, _EXAMPLE, built=True, imports=True)
+]
 ResetSpec = Annotated[dict[str, Any], _variant("reset", RESETS, built=True)]
 ScheduleSpec = Annotated[dict[str, Any], _variant("schedule", SCHEDULES, built=True)]
-DataSpec = Annotated[dict[str, Any], _variant("data", CORPORA, built=True)]
+DataSpec = Annotated[dict[str, Any], _variant("data", CORPORA, built=True, imports=True)]
+LossSpec = Annotated[dict[str, Any], BeforeValidator(_loss)]

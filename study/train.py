@@ -10,7 +10,7 @@ next flush brings all of them over at once. Divergence is read from the flushed 
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,11 +21,11 @@ from models.clipping import CLIPS
 from models.guards import GUARDS
 from models.optimizers import build_optimizer, guarded_step
 from models.resets import RESETS
-from models.transformer import Transformer
 from models.variants import build
 from study.config import TrialConfig
 from study.data import Batches, Tokens, causal_pairs, masked_pairs
 from study.divergence import Divergence, DivergenceWatch
+from study.imported import build_model
 from study.precision import LossScale, autocast
 from study.ranks import ranks_of
 from study.recording import Probe, Recorder, sample_groups
@@ -100,8 +100,7 @@ class Trial:
         torch.manual_seed(config.seed)
         # Masked prediction hides positions behind a token that the text doesn't have.
         self.mask_token = data.vocab_size
-        vocab_size = data.vocab_size + (0 if config.model.causal else 1)
-        self.model = Transformer(replace(config.model, vocab_size=vocab_size)).to(device)
+        self.model = build_model(config, data.vocab_size).to(device)
         self.ranks = ranks_of(config.workers, config.parallel)
         self.ranks.shard(self.model)
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
 from models.variants import unknown
+
+TAGS = ("model is ours", "model is imported")
 
 
 class ConfigError(ValueError):
@@ -23,7 +25,8 @@ def validate(section: type[BaseModel], raw: Mapping[str, Any], where: str) -> An
 
 def _explain(section: type[BaseModel], error: ValidationError, where: str) -> str:
     first = error.errors()[0]
-    location = [str(part) for part in first["loc"]]
+    # A section of two kinds puts the kind's tag behind its key, which no study file has.
+    location = [str(part) for part in first["loc"] if part not in TAGS]
     place = ".".join(location)
     if where:
         place = f"{where}.{place}" if where.endswith(": trial") else f"{where}: {place}"
@@ -41,6 +44,7 @@ def _explain(section: type[BaseModel], error: ValidationError, where: str) -> st
 def _known_keys(section: Any, path: Iterable[str]) -> list[str]:
     for part in path:
         section = section.model_fields[part].annotation
+        section = get_args(get_args(section)[0])[0] if get_origin(section) is Union else section
     if is_dataclass(section):
         return [field.name for field in fields(section) if field.name != "vocab_size"]
     return list(getattr(section, "model_fields", []))

@@ -22,7 +22,8 @@ GRACE_SECONDS = 25.0  # cloud providers kill half a minute after their notice
 
 
 def run_trial(config: dict[str, Any]) -> None:
-    """Train the trial in config["job"]: run_id, trial_id, trial (its config), storage, and clocks.
+    """Train the trial in config["job"]: run_id, trial_id, trial (its config), paths to import from,
+    storage, and clocks.
 
     What is raised here would be raised again by a restart, so it ends the trial as failed; restarts
     are for workers that die.
@@ -69,6 +70,7 @@ def train_trial(
     if not on_gpu:
         torch.set_num_threads(1)  # one core a trial; more would fight, and sum in another order
 
+    from models.imports import look_in
     from study.checkpoints import same_checkpoint, save_checkpoint
     from study.config import TrialConfig
     from study.data import load_corpus
@@ -76,6 +78,7 @@ def train_trial(
     from study.train import train
 
     storage = Storage(job["storage"])
+    look_in(job["paths"])
     config = TrialConfig.model_validate(job["trial"])
     data = load_corpus(config.data)
     writer, state = _resume(storage, job) if rank == 0 else (None, None)

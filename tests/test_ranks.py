@@ -20,6 +20,7 @@ TRIAL = {
     "record": {"period": 2, "grad_norms": True, "update_ratios": True, "activations": True, "model_update": True},
 }  # fmt: skip
 PARALLEL = ("ddp", "fsdp2")
+LLAMA = {"import": "examples.hf_causal_lm:build", "context_length": 12, "hidden_size": 16, "num_layers": 2}
 
 
 def corpus():
@@ -112,6 +113,16 @@ def test_ranks_go_on_exactly(both_ranks):
             np.testing.assert_array_equal(rows["resumed"][name], values, err_msg=name)
 
 
+def test_ranks_record_of_an_imported_model_what_one_process_records(tmp_path):
+    imports = {"model": LLAMA, "optimizer": {"import": "torch.optim:SGD", "lr": 0.1}}
+    record = {"period": 2, "grad_norms": True, "activations": True}
+    alone = rows_of(imports | {"record": record})
+    for rows in shared(tmp_path, 2, {"llama": (imports | {"record": record}, None)}):
+        assert rows["llama"].keys() == alone.keys()
+        for name, expected in alone.items():
+            np.testing.assert_allclose(rows["llama"][name], expected, rtol=1e-4, atol=1e-7, err_msg=name)
+
+
 def test_three_ranks_too(tmp_path):
     more = {"batch_size": 9}
     expected = rows_of(more)["grad_norm"]
@@ -128,6 +139,11 @@ def test_three_ranks_too(tmp_path):
         ({"workers": 2, "parallel": "fsdp2", "optimizer": "muon"}, "optimizer muon"),
         ({"workers": 2, "parallel": "fsdp2", "model.block": "ngpt", "model.norm": "none"}, "ngpt"),
         ({"workers": 2, "parallel": "fsdp2", "model.relaxation": "qk_clip"}, "qk_clip changes whole"),
+        ({"workers": 2, "parallel": "fsdp2", "model": LLAMA}, "fsdp2 is untried on an imported model"),
+        (
+            {"workers": 2, "parallel": "fsdp2", "optimizer": {"import": "torch.optim:SGD", "lr": 1}},
+            "fsdp2 is untried on an imported optimizer",
+        ),
     ],
 )
 def test_what_cannot_be_shared_is_refused(settings, message):
