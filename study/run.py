@@ -33,8 +33,9 @@ from rich.console import Console
 from study.catalogue import CatalogueError
 from study.config import ConfigError
 from study.data import DataError
-from study.runs import Place, delete_run, resume_run, show_plan, start_run, watch_run
+from study.runs import Place, resume_run, show_plan, start_run
 from study.storage import StorageError
+from study.upkeep import delete_run, recompute_run, watch_run
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -56,6 +57,9 @@ def main(
     max_concurrent: Annotated[int | None, typer.Option(min=1, help="Trials at once [what fits].")] = None,
     resume: Annotated[str | None, typer.Option(help="Go on with a run that was cut short.")] = None,
     watch: Annotated[str | None, typer.Option(help="Show the progress of a run.")] = None,
+    recompute: Annotated[
+        str | None, typer.Option(help="Compute a run's numbers anew from its traces.")
+    ] = None,
     delete: Annotated[str | None, typer.Option(help="Delete a run with its traces; asks first.")] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
 ) -> None:
@@ -69,6 +73,8 @@ def main(
             status = resume_run(resume, place, console)
         elif watch is not None:
             status = watch_run(watch, place, console)
+        elif recompute is not None:
+            status = recompute_run(recompute, place, console)
         elif delete is not None:
             status = delete_run(delete, place, console, ask=not yes)
         else:

@@ -1,4 +1,4 @@
-"""What can be done with a run: start it, resume it, watch it, delete it.
+"""Runs begin and go on here: planned, started, resumed, concluded; upkeep.py has what comes after.
 
 Everything that can be refused is refused before anything is made.
 """
@@ -22,7 +22,6 @@ from study.disk import print_disk_use, warn_of_a_full_disk
 from study.driver import Settings, connect, run_jobs
 from study.estimates import estimate
 from study.objectives import conclude
-from study.progress import Line, Progress
 from study.reading import arms_of, read, to_markdown
 from study.rows import Job, driver_name, is_driving, run_row, trial_row
 from study.search import Away, Search
@@ -122,7 +121,7 @@ def start_run(
     console.print(f"run {run_id}: {count} trials of study {study.name}", highlight=False)
     warn_of_a_full_disk(storage, sum(job.estimate.num_parameters for job in jobs), console)
     run_jobs(study, jobs, settings, nodes, search=search)
-    return _conclude(study, run_id, place, console, search)
+    return conclude_run(study, run_id, place, console, search)
 
 
 def _load_arms_data(study: StudyConfig, data: dict[str, Tokens]) -> None:
@@ -148,8 +147,8 @@ def _open_search(
         raise ConfigError(f"database '{place.catalogue.name}' can't keep the search: {error}") from error
 
 
-def _conclude(
-    study: StudyConfig, run_id: str, place: Place, console: Console, search: Search[Job] | None
+def conclude_run(
+    study: StudyConfig, run_id: str, place: Place, console: Console, search: Search[Job] | None = None
 ) -> int:
     """Settle a search and say what came out; the exit status."""
     try:
@@ -195,7 +194,7 @@ def resume_run(run_id: str, place: Place, console: Console) -> int:
     search = _open_search(study, run["id"], place, data, rows)
     if not jobs and not (search and search.left):
         console.print(f"run {run['id']} has no trial left to resume")
-        return _conclude(study, run["id"], place, console, search)
+        return conclude_run(study, run["id"], place, console, search)
     known = {one["sha256"] for one in run["data"]}
     if changed := {tokens.identity["sha256"] for tokens in data.values()} - known:
         raise ConfigError(
@@ -212,7 +211,7 @@ def resume_run(run_id: str, place: Place, console: Console) -> int:
     points = f" and {search.left} points" if search else ""
     console.print(f"run {run['id']} goes on: {len(jobs)} trials{points} are left", highlight=False)
     run_jobs(study, jobs, settings, nodes, attempts, search)
-    return _conclude(study, run["id"], place, console, search)
+    return conclude_run(study, run["id"], place, console, search)
 
 
 def _jobs_of(rows: list[dict[str, Any]], data: dict[str, Tokens]) -> list[Job]:
@@ -240,50 +239,6 @@ def find_run(run_id: str, place: Place) -> dict[str, Any]:
             f"no run '{run_id}' in {place.catalogue.name}; newest: {', '.join(known) or 'none'}"
         )
     return run
-
-
-def watch_run(run_id: str, place: Place, console: Console) -> int:
-    """Show the progress of a run that another process drives, until it ends; its exit status."""
-    run_id = find_run(run_id, place)["id"]
-    rows = place.catalogue.trials(run_id)
-    lines = {row["id"]: Line(row["arm"], row["num_steps"]) for row in rows}
-    with Progress(console, lines) as progress:
-        while True:
-            for row in place.catalogue.trials(run_id):
-                if row["id"] not in lines:
-                    progress.add(row["id"], Line(row["arm"], row["num_steps"]))
-                shown = ("status", "step", "loss", "grad_norm")
-                progress.update(
-                    row["id"],
-                    **{name: row[name] for name in shown},
-                    steps_per_second=row["steps_per_second"] or 0.0,
-                    note=row["reason"] or "",
-                )
-            if find_run(run_id, place)["status"] not in ("pending", "running"):
-                break
-            time.sleep(1.0)
-    return print_results(console, place.catalogue, run_id)
-
-
-def delete_run(run_id: str, place: Place, console: Console, ask: bool) -> int:
-    """Remove a run from the catalogue, then its traces and checkpoints; asks first."""
-    run = find_run(run_id, place)
-    if run["status"] in ("pending", "running"):
-        raise ConfigError(
-            f"run '{run['id']}' is being run by a driver on {run['host']}: end it first (--delete)"
-        )
-    size = place.storage.size(run["id"]) / 2**20
-    if (
-        ask
-        and console.input(f"delete run {run['id']} with {size:,.1f} MiB in {place.storage.uri}? [y/N] ")
-        != "y"
-    ):
-        console.print("nothing was deleted")
-        return 0
-    place.catalogue.delete_run(run["id"])
-    place.storage.delete_folder(run["id"])
-    console.print(f"run {run['id']} is deleted")
-    return 0
 
 
 def _slug(name: str) -> str:

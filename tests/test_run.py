@@ -20,6 +20,15 @@ def checkpoints(folder: Path) -> list[Path]:
     return list(folder.glob("*/*/checkpoint/*.pt"))
 
 
+def numbers_come_back_from_the_traces(folder: Path) -> None:
+    catalogue = catalogue_of(folder)
+    before = {trial["id"]: trial["summary"] for trial in catalogue.trials("killed")}
+    catalogue.save("killed", {}, changes={trial: {"summary": {"final_loss": 0.0}} for trial in before})
+    status, output = in_process("--recompute", "latest", "--storage", folder)
+    assert status == 0 and f"numbers of {len(before)} trials" in output
+    assert {trial["id"]: trial["summary"] for trial in catalogue.trials("killed")} == before
+
+
 @pytest.mark.ray
 @pytest.mark.slow
 def test_killed_worker_leaves_an_exact_trace(tmp_path: Path) -> None:
@@ -31,6 +40,7 @@ def test_killed_worker_leaves_an_exact_trace(tmp_path: Path) -> None:
     assert process.returncode == 0, output
     assert max(trial["attempts"] for trial in catalogue_of(tmp_path).trials("killed")) == 2
     assert_exact(tmp_path, "killed")
+    numbers_come_back_from_the_traces(tmp_path)
     with TestClient(create_app(Settings(storage=str(tmp_path)))) as client:
         paths = ["/runs", "/runs/latest", "/runs/killed/report", "/runs/killed/gradnorm.png", "/"]
         paths += ["/runs/killed_00000/loss.svg", "/ui/runs/killed", "/ui/compare?runs=killed", "/healthz"]
