@@ -25,6 +25,7 @@ from study.specs import (
     ClipSpec,
     DataSpec,
     GuardSpec,
+    LoggerSpec,
     LossSpec,
     NormSpec,
     OptimizerSpec,
@@ -134,6 +135,7 @@ class StudyConfig(Section):
     search: SearchSection = SearchSection()
     resources: Literal["auto"] | dict[str, float] = "auto"
     claims: list[dict[str, Any]] = []
+    loggers: list[LoggerSpec] = []  # where rows go beside the trace: names of LOGGERS
     profiles: dict[str, dict[str, Any]] = {}  # name -> dotted key -> value, for `--profile`
     max_failures: int = Field(3, ge=0)  # restarts of a trial that dies
     flush_seconds: float = Field(2.0, gt=0)

@@ -99,6 +99,7 @@ class Events(tune.Callback):
     def __init__(self, books: Bookkeeper, progress: Progress, attempts: dict[str, int]) -> None:
         self.books, self.progress, self.attempts = books, progress, dict(attempts)
         self.status: dict[str, str] = {}
+        self.notes: dict[str, list[str]] = {}  # of each trial, as its row has them
 
     def __getstate__(self) -> dict[str, Any]:
         return {}  # Tune pickles the experiment with its callbacks; these live in the driver alone
@@ -130,6 +131,11 @@ class Events(tune.Callback):
             note = f"{details['reason']} at {details['diverged_step']:,}"
         if not details.get("error"):
             values |= {"step": result["step"], "error": None}
+        if new := details.get("notes"):
+            known = self.notes.setdefault(trial.config["job"]["trial_id"], [])
+            known += [one for one in new if one not in known]
+            values["notes"] = list(known)
+            note = note or new[-1][:60]
         shown = {key: details[key] for key in ("steps_per_second", "data_wait") if key in details}
         self._changed(trial, shown=shown | {"note": note}, **values)
 
@@ -178,6 +184,7 @@ def run_jobs(
         return {
             "run_id": settings.run_id,
             "trial_id": job.plan.trial_id(settings.run_id),
+            "arm": job.plan.arm,
             "trial": job.plan.config.model_dump(),
             "paths": search_paths(),
             "storage": settings.storage,
@@ -185,10 +192,12 @@ def run_jobs(
             "checkpoint_seconds": study.checkpoint_seconds,
             "resources": wanted,
             "max_failures": study.max_failures,
+            "loggers": study.loggers,
         }
 
     def show(new: Sequence[Job]) -> None:
         for job in new:
+            events.notes[job.plan.trial_id(settings.run_id)] = list(job.estimate.notes)
             line = Line(_shown_name(study, job.plan), job.plan.config.steps)
             progress.add(job.plan.trial_id(settings.run_id), line)
 
@@ -200,8 +209,8 @@ def run_jobs(
         Bookkeeper(settings.catalogue, settings.run_id) as books,
         Progress(settings.console, lines) as progress,
     ):
-        show(jobs)
         events = Events(books, progress, attempts or {})
+        show(jobs)
         searcher = JobSearcher(
             jobs,
             spec,

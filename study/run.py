@@ -68,7 +68,7 @@ def main(
     try:
         place = Place.of(storage, db, address=address, max_concurrent=max_concurrent)
         if dry_run:
-            status = show_plan(study, overrides or [], console, profile)
+            status = show_plan(study, overrides or [], place, console, profile)
         elif resume is not None:
             status = resume_run(resume, place, console)
         elif watch is not None:

@@ -21,6 +21,7 @@ from study.data import Tokens, load_corpus
 from study.disk import print_disk_use, warn_of_a_full_disk
 from study.driver import Settings, connect, run_jobs
 from study.estimates import estimate
+from study.forwarding import check_loggers, prepare_loggers
 from study.objectives import conclude
 from study.reading import arms_of, read, to_markdown
 from study.rows import Job, driver_name, is_driving, run_row, trial_row
@@ -83,9 +84,12 @@ def _job_maker(data: dict[str, Tokens], where: str = "") -> Callable[[Plan], Job
     return make
 
 
-def show_plan(name: str, overrides: list[str], console: Console, profile: str | None = None) -> int:
+def show_plan(
+    name: str, overrides: list[str], place: Place, console: Console, profile: str | None = None
+) -> int:
     """Print what a study would run."""
     study, jobs, _ = plan_run(name, overrides, profile)
+    check_loggers(study.loggers, place.storage, study_source(name))
     console.print(plan_table(study, jobs))
     return 0
 
@@ -100,6 +104,7 @@ def start_run(
 ) -> int:
     """Run a study; returns the exit status."""
     study, jobs, data = plan_run(name, overrides, profile)
+    check_loggers(study.loggers, place.storage, study_source(name))
     run_id = run_id or f"{_slug(study.name)}-{time.strftime('%Y%m%d-%H%M%S')}"
     if not RUN_ID.fullmatch(run_id) or run_id == "latest":
         raise ConfigError(f"run id '{run_id}' must be 1 to 64 of a-z, 0-9 and '-', not '-' first (--run-id)")
@@ -120,6 +125,7 @@ def start_run(
     count = len(jobs) if search is None else search.left * study.search.seeds * search.width
     console.print(f"run {run_id}: {count} trials of study {study.name}", highlight=False)
     warn_of_a_full_disk(storage, sum(job.estimate.num_parameters for job in jobs), console)
+    prepare_loggers(study.loggers, console.out)
     run_jobs(study, jobs, settings, nodes, search=search)
     return conclude_run(study, run_id, place, console, search)
 
@@ -187,6 +193,7 @@ def resume_run(run_id: str, place: Place, console: Console) -> int:
     if is_driving(run):
         raise ConfigError(f"run '{run['id']}' is being driven on {run['host']} (--resume)")
     study = StudyConfig.model_validate(run["config"])
+    check_loggers(study.loggers, place.storage, f"run {run['id']}")
     rows = place.catalogue.trials(run["id"])
     data: dict[str, Tokens] = {}
     waiting = [row for row in rows if row["status"] not in ("finished", "diverged", "pruned")]
@@ -210,6 +217,7 @@ def resume_run(run_id: str, place: Place, console: Console) -> int:
     )
     points = f" and {search.left} points" if search else ""
     console.print(f"run {run['id']} goes on: {len(jobs)} trials{points} are left", highlight=False)
+    prepare_loggers(study.loggers, console.out)
     run_jobs(study, jobs, settings, nodes, attempts, search)
     return conclude_run(study, run["id"], place, console, search)
 

@@ -33,7 +33,9 @@ def check_sampler(search: SearchSection) -> None:
     if search.sampler != "cmaes":
         return
     if importlib.util.find_spec("cmaes") is None:
-        raise ConfigError("sampler cmaes needs the package cmaes; run: pip install cmaes (search: sampler)")
+        raise ConfigError(
+            "sampler cmaes needs the package cmaes; run: pip install 'gradnorm-study[cmaes]' (search: sampler)"
+        )
     if search.metrics is not None:
         raise ConfigError("sampler cmaes knows one metric; with two: gp, nsga2, qmc, tpe (search: sampler)")
 

@@ -21,6 +21,7 @@ from models.optimizers import OPTIMIZERS
 from models.resets import RESETS
 from models.variants import VariantError, build, check, normalize, options_of
 from study.data import CORPORA
+from study.loggers import LOGGERS
 from study.schedules import SCHEDULES
 
 
@@ -89,3 +90,4 @@ ResetSpec = Annotated[dict[str, Any], _variant("reset", RESETS, built=True)]
 ScheduleSpec = Annotated[dict[str, Any], _variant("schedule", SCHEDULES, built=True)]
 DataSpec = Annotated[dict[str, Any], _variant("data", CORPORA, built=True, imports=True)]
 LossSpec = Annotated[dict[str, Any], BeforeValidator(_loss)]
+LoggerSpec = Annotated[dict[str, Any], _variant("logger", LOGGERS, built=True)]

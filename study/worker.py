@@ -71,9 +71,12 @@ def train_trial(
         torch.set_num_threads(1)  # one core a trial; more would fight, and sum in another order
 
     from models.imports import look_in
-    from study.checkpoints import same_checkpoint, save_checkpoint
+    from study.checkpoints import same_checkpoint
     from study.config import TrialConfig
     from study.data import load_corpus
+    from study.forwarding import Loggers
+    from study.loggers import LoggedTrial
+    from study.selectors import flatten
     from study.storage import Storage
     from study.train import train
 
@@ -86,17 +89,33 @@ def train_trial(
         time.sleep(min(BACK_OFF_SECONDS, 0.25 * 2 ** (writer.attempt - 2)))
     if config.workers > 1:
         state = same_checkpoint(storage, job["run_id"], job["trial_id"], state)
-    started_at = state["step"] if state else 0
+    step = state["step"] if state else 0
+    device = "cuda" if on_gpu else "cpu"
+    reports = train(config, data, device=device, state=state, flush_seconds=job["flush_seconds"], stop=stop)
+    names = (job["run_id"], job["trial_id"], job["arm"])
+    logged = LoggedTrial(*names, flatten(job["trial"]), storage, writer.attempt if writer else 0, step)
+    with Loggers(job["loggers"] if writer else [], logged) as loggers:
+        _record(job, storage, reports, writer, loggers, step, tell, stop)
+
+
+def _record(
+    job: dict[str, Any], storage: Any, reports: Any, writer: Any, loggers: Any, started_at: int,
+    tell: Callable[[dict[str, Any]], Any], stop: Callable[[], bool],
+) -> None:  # fmt: skip
+    """Write what each report brings, and tell of it; the trial goes on from `started_at`.
+
+    Without a writer, on all ranks but the first, nothing is written.
+    """
+    from study.checkpoints import save_checkpoint
+
     began = last_report = checkpointed = time.monotonic()
     last_step = started_at
-    device = "cuda" if on_gpu else "cpu"
-    for report in train(
-        config, data, device=device, state=state, flush_seconds=job["flush_seconds"], stop=stop
-    ):
+    for report in reports:
         ended = report.status != "running"
         now = time.monotonic()
         if report.rows and writer:
             writer.append(report.rows)
+            loggers.log(report.rows)  # before the checkpoint: what it holds is not recorded again
         due = now - checkpointed >= job["checkpoint_seconds"] or stop()
         if report.agree(report.status == "finished" or (not ended and due)):
             content = report.state()
@@ -120,6 +139,8 @@ def train_trial(
         if ended and writer:
             writer.close()
             details["summary"] = _summary(storage, job, report)
+            loggers.end(report.status, details["summary"] | {"reason": report.reason})
+        details["notes"] = loggers.notes
         last_report, last_step = now, report.step
         _report(tell, report.step, details["loss"], details)
 

@@ -16,6 +16,7 @@ from models.optimizers import OPTIMIZERS
 from models.resets import RESETS
 from models.variants import options_of
 from study.data import CORPORA
+from study.loggers import LOGGERS
 from study.schedules import SCHEDULES
 
 TABLES = {
@@ -28,6 +29,7 @@ TABLES = {
     "`trial.reset`: moments between steps": RESETS,
     "`trial.schedule`: the learning rate": SCHEDULES,
     "`trial.data`: what is trained on": CORPORA,
+    "`loggers`: where rows go beside the trace": LOGGERS,
 }
 
 

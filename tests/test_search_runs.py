@@ -86,7 +86,8 @@ def test_search_goes_on_after_its_driver_was_killed(tmp_path: Path) -> None:
 
 def assert_dashboard_opens(folder: Path) -> None:
     """Its own application, asked as its page asks."""
-    dashboard = pytest.importorskip("optuna_dashboard")
+    import optuna_dashboard as dashboard
+
     application = dashboard.wsgi(optuna.storages.RDBStorage(f"sqlite:///{folder}/gradnorm.db"))
     answered: list[str] = []
     environment = {
