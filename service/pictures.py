@@ -28,9 +28,9 @@ async def get_picture(
 ) -> Response:
     """A plot of a run or trial, as PNG, SVG or PDF."""
     options.check()
-    check_plot(plot)
 
     def prepare() -> tuple[list[Selection], str]:
+        check_plot(plot)
         selection = views.choose(context.store.find(identifier), options.trials, options.where)
         return [selection], selection_etag(context.store, selection, plot, kind.value, options)
 
@@ -50,12 +50,12 @@ async def compare(
 ) -> Response:
     """A plot of the arms of several runs in one picture."""
     options.check()
-    check_plot(plot)
     names = list(dict.fromkeys(word.strip() for word in runs.split(",") if word.strip()))
     if not 1 <= len(names) <= MAX_RUNS:
         raise bad_parameter("runs", f"{len(names)} runs; limit: 1 to {MAX_RUNS}")
 
     def prepare() -> tuple[list[Selection], str]:
+        check_plot(plot)
         found = [context.store.find(name) for name in names]
         selections = views.choose_among(found, options.trials, options.where)
         tags = [selection_etag(context.store, one, plot, kind.value, options) for one in selections]
@@ -65,6 +65,7 @@ async def compare(
 
 
 def check_plot(plot: str) -> None:
+    """422 for a plot that there isn't; in a thread, since the first one imports what draws."""
     from service.plots import PLOTS
 
     if plot not in PLOTS:
