@@ -58,6 +58,8 @@ logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # what it says of tria
 
 def connect(address: str | None) -> list[dict[str, Any]]:
     """Start Ray on this machine, or join the cluster at `address`; its nodes."""
+    if ray.is_initialized():  # this is a task of the cluster: see remote.py
+        return [dict(node) for node in ray.nodes()]
     if address is None:
         ray.init(
             include_dashboard=False,
@@ -79,11 +81,6 @@ def connect(address: str | None) -> list[dict[str, Any]]:
 
 def _check_address(address: str) -> None:
     """ConfigError where Ray would wait for minutes, or fail once the run has begun."""
-    if address.startswith("ray://"):
-        raise ConfigError(
-            f"a driver can't run behind Ray's client '{address}'; known: auto on a node of the cluster, "
-            "HOST:PORT, or: ray job submit -- python study/run.py (--address)"
-        )
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         return  # auto and the like: Ray finds out

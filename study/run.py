@@ -33,6 +33,7 @@ from rich.console import Console
 from study.catalogue import CatalogueError
 from study.config import ConfigError
 from study.data import DataError
+from study.remote import run_behind_client
 from study.runs import Place, resume_run, show_plan, start_run
 from study.storage import StorageError
 from study.upkeep import delete_run, recompute_run, watch_run
@@ -69,6 +70,8 @@ def main(
         place = Place.of(storage, db, address=address, max_concurrent=max_concurrent)
         if dry_run:
             status = show_plan(study, overrides or [], place, console, profile)
+        elif address is not None and address.startswith("ray://") and not (watch or recompute or delete):
+            status = run_behind_client(address, sys.argv[1:], place, study, overrides or [], profile, resume)
         elif resume is not None:
             status = resume_run(resume, place, console)
         elif watch is not None:

@@ -76,9 +76,37 @@ def test_an_address_where_nothing_listens_is_refused_at_once(tmp_path):
     assert time.monotonic() - began < 100  # Ray alone tries for minutes
 
 
-def test_rays_client_is_refused_with_what_to_use_instead(tmp_path):
-    line = refused(tmp_path, "ray://127.0.0.1:10001", dict(os.environ))
-    assert "ray job submit" in line and "auto" in line
+def test_behind_rays_client_a_folder_of_this_machine_is_refused(tmp_path):
+    words = command(write_study(tmp_path, 20), "--storage", "runs", "--address", "ray://127.0.0.1:10001")
+    ran = subprocess.run(words, check=False, capture_output=True, text=True, cwd=tmp_path, timeout=300)
+    assert ran.returncode == 2 and "storage 'runs' is a folder of this machine" in ran.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_behind_rays_client_the_command_runs_on_the_cluster(tmp_path_factory, tmp_path):
+    """From a laptop: bad input is refused here; a study of its own travels; its output and status come back."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    head = "--include-dashboard=false", f"--ray-client-server-port={port}"
+    cluster = Head(tmp_path_factory.mktemp("b"), *head)
+    try:
+        place = ["--storage", tmp_path / "runs", "--address", f"ray://127.0.0.1:{port}", "--run-id", "far"]
+        study = write_study(tmp_path, steps=300)
+        env, options = (
+            environment(cluster),
+            {"check": False, "capture_output": True, "text": True, "timeout": 300},
+        )
+        ran = subprocess.run(command(study, *place, "--set", "trial.step=3"), env=env, **options)
+        assert ran.returncode == 2 and "did you mean 'steps'?" in ran.stderr, ran.stdout + ran.stderr
+        ran = subprocess.run(command(study, *place), env=env, **options)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        assert "run far: 2 trials of study tiny" in ran.stdout + ran.stderr
+    finally:
+        cluster.stop()
+    assert_exact(tmp_path / "runs", "far")
 
 
 @pytest.mark.ray

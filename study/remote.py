@@ -1,0 +1,89 @@
+"""The command behind `ray://`: it runs on the cluster, as a task, and what it prints comes here.
+
+A driver of Tune has to be in the cluster; a laptop is not. So the project's code and the study file
+travel as a runtime environment, and the same command is called there with `--address auto`.
+"""
+
+import logging
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import ray
+
+from study.config import PRESETS, ConfigError, study_path
+from study.runs import Place, plan_run
+
+PASSED_ON = ("GRADNORM_", "AWS_", "PG")  # beginnings of environment variables
+LEFT_AT_HOME = ("runs", ".venv", ".git", "build", "tests", "docs")  # and what .gitignore names
+
+
+def run_behind_client(
+    address: str,
+    arguments: Sequence[str],
+    place: Place,
+    study: str,
+    overrides: list[str],
+    profile: str | None,
+    resume: str | None,
+) -> int:
+    """The exit status of the command, called with `arguments`, on the cluster at `address`.
+
+    What can be refused here is refused here. Ctrl-C interrupts it there. Raises ConfigError.
+    """
+    if place.storage.is_local and place.storage.given != place.storage.root:
+        raise ConfigError(
+            f"storage '{place.storage.given}' is a folder of this machine; known: an absolute path that "
+            "all nodes share, or a URI such as s3://bucket/prefix (--storage)"
+        )
+    if resume is None:
+        plan_run(study, overrides, profile)
+    root = Path(__file__).resolve().parent.parent
+    path = study_path(study)
+    file = None if path.parent == PRESETS or resume is not None else (study, path.read_text(encoding="utf-8"))
+    environment = {
+        "working_dir": str(root),
+        "excludes": list(LEFT_AT_HOME),
+        "env_vars": {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)},
+    }
+    try:
+        ray.init(address, runtime_env=environment, logging_level=logging.ERROR)
+    except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+        raise ConfigError(
+            f"no Ray cluster at '{address}': {' '.join(str(error).split())} (--address)"
+        ) from error
+    task = ray.remote(num_cpus=0, max_retries=0)(_command).remote(_without_address(arguments), file)
+    try:
+        return int(ray.get(task))
+    except KeyboardInterrupt:
+        ray.cancel(task)  # there it is a Ctrl-C too: the run ends cleanly and can be resumed
+        ray.wait([task], timeout=120)
+        return 130
+    finally:
+        ray.shutdown()
+
+
+def _without_address(arguments: Sequence[str]) -> list[str]:
+    words = iter(arguments)
+    return [
+        word
+        for word in words
+        if not word.startswith("--address=") and not (word == "--address" and next(words))
+    ]
+
+
+def _command(arguments: list[str], file: tuple[str, str] | None) -> int:
+    """On the cluster: the command line, with the study file written where this process can read it."""
+    from study.run import app
+
+    if file is not None:
+        name, text = file
+        copy = Path(tempfile.mkdtemp()) / Path(name).name
+        copy.write_text(text, encoding="utf-8")
+        arguments = [str(copy) if word == name else word for word in arguments]
+    try:
+        app([*arguments, "--address", "auto"])
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
