@@ -6,11 +6,14 @@ travel as a runtime environment, and the same command is called there with `--ad
 
 import logging
 import os
+import signal
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from study.config import PRESETS, ConfigError, study_path
 from study.runs import Place, plan_run
@@ -53,15 +56,36 @@ def run_behind_client(
         raise ConfigError(
             f"no Ray cluster at '{address}': {' '.join(str(error).split())} (--address)"
         ) from error
-    task = ray.remote(num_cpus=0, max_retries=0)(_command).remote(_without_address(arguments), file)
+    driver: Any = ray.remote(_Whereabouts).options(num_cpus=0).remote()
+    command = ray.remote(_command).options(num_cpus=0, max_retries=0)
+    task = command.remote(_without_address(arguments), file, driver)
     try:
         return int(ray.get(task))
     except KeyboardInterrupt:
-        ray.cancel(task)  # there it is a Ctrl-C too: the run ends cleanly and can be resumed
-        ray.wait([task], timeout=120)
-        return 130
+        # Ray's own cancelling would end the process in the middle of it; this is a Ctrl-C there.
+        node, process = ray.get(driver.tell.remote())
+        there = NodeAffinitySchedulingStrategy(node, soft=False)
+        ray.remote(_interrupt).options(num_cpus=0, scheduling_strategy=there).remote(process)
+        return int(ray.get(task, timeout=120))
     finally:
         ray.shutdown()
+
+
+class _Whereabouts:
+    """On the cluster: which process on which node the command runs in."""
+
+    def __init__(self) -> None:
+        self.place = ("", 0)
+
+    def note(self, node: str, process: int) -> None:
+        self.place = (node, process)
+
+    def tell(self) -> tuple[str, int]:
+        return self.place
+
+
+def _interrupt(process: int) -> None:
+    os.kill(process, signal.SIGINT)
 
 
 def _without_address(arguments: Sequence[str]) -> list[str]:
@@ -73,10 +97,13 @@ def _without_address(arguments: Sequence[str]) -> list[str]:
     ]
 
 
-def _command(arguments: list[str], file: tuple[str, str] | None) -> int:
+def _command(arguments: list[str], file: tuple[str, str] | None, driver: Any) -> int:
     """On the cluster: the command line, with the study file written where this process can read it."""
     from study.run import app
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # Ray's workers don't hear it
+    ray.get(driver.note.remote(ray.get_runtime_context().get_node_id(), os.getpid()))
     if file is not None:
         name, text = file
         copy = Path(tempfile.mkdtemp()) / Path(name).name

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from driving import ROOT, assert_exact, catalogue_of, command, write_study
+from driving import ROOT, assert_exact, catalogue_of, command, run, start, wait_for, write_study
 from test_chaos import TwoRaylets
 
 KEYS = ("RAY_AUTH_TOKEN", "RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED")
@@ -86,24 +87,26 @@ def test_behind_rays_client_a_folder_of_this_machine_is_refused(tmp_path):
 @pytest.mark.ray
 @pytest.mark.slow
 def test_behind_rays_client_the_command_runs_on_the_cluster(tmp_path_factory, tmp_path):
-    """From a laptop: bad input is refused here; a study of its own travels; its output and status come back."""
+    """From a laptop: bad input is refused here, the study travels, Ctrl-C reaches it, a resume ends it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     head = "--include-dashboard=false", f"--ray-client-server-port={port}"
     cluster = Head(tmp_path_factory.mktemp("b"), *head)
     try:
-        place = ["--storage", tmp_path / "runs", "--address", f"ray://127.0.0.1:{port}", "--run-id", "far"]
-        study = write_study(tmp_path, steps=300)
-        env, options = (
-            environment(cluster),
-            {"check": False, "capture_output": True, "text": True, "timeout": 300},
-        )
-        ran = subprocess.run(command(study, *place, "--set", "trial.step=3"), env=env, **options)
-        assert ran.returncode == 2 and "did you mean 'steps'?" in ran.stderr, ran.stdout + ran.stderr
-        ran = subprocess.run(command(study, *place), env=env, **options)
-        assert ran.returncode == 0, ran.stdout + ran.stderr
-        assert "run far: 2 trials of study tiny" in ran.stdout + ran.stderr
+        place = ["--storage", tmp_path / "runs", "--address", f"ray://127.0.0.1:{port}"]
+        study = write_study(tmp_path, steps=2000)
+        tokens = {key: cluster.environment[key] for key in KEYS}
+        status, output = run(study, *place, "--set", "trial.step=3", timeout=200, **tokens)
+        assert status == 2 and "did you mean 'steps'?" in output
+        process = start(study, *place, "--run-id", "far", **tokens)
+        wait_for(lambda: list(tmp_path.glob("runs/far/*/checkpoint/*.pt")) or process.poll() is not None)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=200)
+        assert process.returncode == 130, output
+        assert "run far: 2 trials of study tiny" in output and "far was interrupted" in output
+        status, output = run("--resume", "far", *place, timeout=300, **tokens)
+        assert status == 0, output
     finally:
         cluster.stop()
     assert_exact(tmp_path / "runs", "far")
@@ -157,6 +160,6 @@ def test_a_submitted_job_brings_its_code_to_two_nodes(tmp_path_factory, tmp_path
         assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
     finally:
         cluster.stop()
-    run = catalogue_of(tmp_path / "runs").run("latest")
-    assert run is not None and run["status"] == "finished"
-    assert_exact(tmp_path / "runs", run["id"])
+    row = catalogue_of(tmp_path / "runs").run("latest")
+    assert row is not None and row["status"] == "finished"
+    assert_exact(tmp_path / "runs", row["id"])
