@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 from driving import assert_exact, catalogue_of, start, workers_of, write_study
+from servers import free_port
 
 LONG = os.environ.get("GRADNORM_CHAOS") == "long"
 SEED = int(os.environ.get("GRADNORM_CHAOS_SEED", "7"))
@@ -37,7 +38,7 @@ class TwoRaylets:
             "RAY_AUTH_MODE": "token",
             "RAY_USAGE_STATS_ENABLED": "0",
         }
-        self.port = random.Random(os.getpid()).randrange(20000, 30000)
+        self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.nodes: list[subprocess.Popen[bytes]] = []
         head = head or ("--include-dashboard=false",)

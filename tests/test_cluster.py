@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from driving import ROOT, assert_exact, catalogue_of, command, run, start, wait_for, write_study
+from servers import free_port
 from test_chaos import TwoRaylets
 
 KEYS = ("RAY_AUTH_TOKEN", "RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED")
@@ -39,14 +39,14 @@ class JobServer(TwoRaylets):
     """Two nodes, and the dashboard that takes jobs."""
 
     def __init__(self, folder):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.dashboard = probe.getsockname()[1]
-        super().__init__(folder, "--include-dashboard=true", f"--dashboard-port={self.dashboard}")
+        self.dashboard = free_port()
+        head = "--include-dashboard=true", f"--dashboard-port={self.dashboard}"
+        super().__init__(folder, *head, f"--dashboard-agent-listen-port={free_port()}")
 
     def add_raylet(self) -> None:
         # In one folder each would unpack the job's code over the other's, as on no two machines.
-        self._start(f"--address={self.address}", f"--temp-dir={self.folder}/ray2")
+        own = f"--temp-dir={self.folder}/ray2", f"--dashboard-agent-listen-port={free_port()}"
+        self._start(f"--address={self.address}", *own)
 
 
 def environment(cluster, **values):
@@ -88,9 +88,7 @@ def test_behind_rays_client_a_folder_of_this_machine_is_refused(tmp_path):
 @pytest.mark.slow
 def test_behind_rays_client_the_command_runs_on_the_cluster(tmp_path_factory, tmp_path):
     """From a laptop: bad input is refused here, the study travels, Ctrl-C reaches it, a resume ends it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     head = "--include-dashboard=false", f"--ray-client-server-port={port}"
     cluster = Head(tmp_path_factory.mktemp("b"), *head)
     try:
@@ -153,10 +151,14 @@ def test_a_submitted_job_brings_its_code_to_two_nodes(tmp_path_factory, tmp_path
             "--storage",
             tmp_path / "runs",
         ]
-        ran = subprocess.run(
-            submit, check=False, capture_output=True, text=True, timeout=400,
-            env=environment(cluster, PYTHONPATH=""), cwd=tmp_path,
-        )  # fmt: skip
+        for _ in range(20):
+            ran = subprocess.run(
+                submit, check=False, capture_output=True, text=True, timeout=400,
+                env=environment(cluster, PYTHONPATH=""), cwd=tmp_path,
+            )  # fmt: skip
+            if "No available agent" not in ran.stderr:  # it comes up after the node itself
+                break
+            time.sleep(2)
         assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
     finally:
         cluster.stop()

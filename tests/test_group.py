@@ -10,10 +10,9 @@ from driving import assert_exact, catalogue_of, start, wait_for, workers_of, wri
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
-def test_killed_rank_leaves_the_trace_of_an_undisturbed_group(tmp_path: Path, parallel: str) -> None:
+def test_killed_rank_leaves_the_trace_of_an_undisturbed_group(tmp_path: Path) -> None:
     """kill -9 of one of two ranks: both start again from the checkpoint; one process records the same."""
-    shared = ["--set", "trial.workers=2", "--set", f"trial.parallel={parallel}", "--storage", tmp_path]
+    shared = ["--set", "trial.workers=2", "--storage", tmp_path]
     study = write_study(tmp_path, steps=1500)
     one_arm = ["--set", "arms=[{clip: zclip}]", "--set", "trial.optimizer.lr=1e-3"]
     process = start(study, *one_arm, *shared, "--run-id", "killed")
