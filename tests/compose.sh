@@ -112,12 +112,14 @@ finished() {  # id seconds: wait for the end of a run
 }
 figure=$(get /runs/latest | value 'run["id"]')
 finished "$figure" 1500
-get "/runs/$figure" | value '"; ".join(f"{t[\"id\"]} {t[\"status\"]} {t[\"step\"]}" for t in run["trials"])' | while read -r line; do say "$line"; done
+get "/runs/$figure" | value '"; ".join(" ".join(map(str, (t["id"], t["status"], t["step"]))) for t in run["trials"])' | while read -r line; do say "$line"; done
 [ "$(get "/runs/$figure" | value 'sum(t["status"] == "finished" and t["step"] == 1200 for t in run["trials"])')" = 4 ] || fail "not 4 trials finished"
 say "run $figure finished $((SECONDS - up)) s after up"
-get "/runs/$figure/gradnorm.png" | head -c 4 | grep -q PNG || fail "no PNG"
-get "/ui/runs/$figure" | grep -q "$figure" || fail "the page doesn't show the run"
-get / | grep -q "$figure" || fail "the first page doesn't show the run"
+# Into a file first: whoever stops reading early ends curl with an error.
+shows() { get "$1" >"$OUT/answer" && grep -qa "$2" "$OUT/answer"; }
+shows "/runs/$figure/gradnorm.png" PNG || fail "no PNG"
+shows "/ui/runs/$figure" "$figure" || fail "the page doesn't show the run"
+shows / "$figure" || fail "the first page doesn't show the run"
 say "picture and pages are served"
 ended=$(docker wait "$(compose ps -a -q study 2>/dev/null || compose ps -q study)")
 [ "$ended" = 0 ] || fail "study ended with $ended"
@@ -127,7 +129,7 @@ for id in $(compose ps -q); do
     user=$(docker inspect -f '{{.Config.User}}' "$id")
     case $user in "" | root | 0*) fail "$name is started as '$user'" ;; esac
     [ "$(docker inspect -f '{{.State.Running}}' "$id")" = true ] || continue
-    users=$(docker top "$id" -eo uid | tail -n +2 | sort -u | tr -d ' ' | tr '\n' ' ')
+    users=$(docker top "$id" -eo pid,uid | awk 'NR > 1 {print $2}' | sort -u | tr '\n' ' ')
     case " $users" in *" 0 "*) fail "$name has a process of root" ;; esac
     say "$name: user $user, processes of uid $users, $(docker stats --no-stream --format '{{.MemUsage}}' "$id")"
 done
@@ -198,6 +200,6 @@ for _ in $(seq 120); do get /readyz >/dev/null 2>&1 && break; sleep 1; done
 for run in "$figure" killed restarted; do
     [ "$(get "/runs/$run" | value 'run["status"]')" = finished ] || fail "run $run is gone"
 done
-get "/runs/killed/gradnorm.png" | head -c 4 | grep -q PNG || fail "no PNG after down and up"
+shows /runs/killed/gradnorm.png PNG || fail "no PNG after down and up"
 say "down and up kept $(get /runs | value '", ".join(r["id"] for r in run["runs"])')"
 say "all checks passed"
