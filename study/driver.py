@@ -142,7 +142,9 @@ class Events(tune.Callback):
             self._changed(trial, status="pruned", ended_at=time.time())
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._changed(trial, status="pending", error=_reason(trial), shown={"note": "restarts"})
+        # Without a heartbeat: one that waits for room is not lost.
+        waits: dict[str, Any] = {"status": "pending", "heartbeat": None, "error": _reason(trial)}
+        self._changed(trial, shown={"note": "restarts"}, **waits)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         error = _reason(trial)

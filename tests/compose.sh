@@ -168,7 +168,8 @@ running() {  # id step: wait until two trials of it are past that step
     fail "run $1 doesn't get on"
 }
 start() {  # id: the same trials, shorter, from a driver in a container of its own
-    compose run -d --rm study python study/run.py figure --run-id "$1" --set trial.steps=400 \
+    # --no-deps: or compose 2 brings the workers back to one.
+    compose run -d --rm --no-deps study python study/run.py figure --run-id "$1" --set trial.steps=400 \
         --set flush_seconds=1 --set checkpoint_seconds=4 >/dev/null 2>&1 || fail "run $1 doesn't start"
 }
 
