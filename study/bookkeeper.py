@@ -52,6 +52,10 @@ class Bookkeeper:
         with self._lock:
             self._new.extend(rows)
 
+    def write_now(self) -> None:
+        """Write what is known, from the caller's thread; what a database that is away can't take waits."""
+        self._write()
+
     def trial_changed(self, trial_id: str, **values: Any) -> None:
         with self._lock:
             self._trials.setdefault(trial_id, {}).update(values)

@@ -202,6 +202,7 @@ def run_jobs(
 
     def adopt(new: Sequence[Job]) -> None:
         books.trial_added(*[trial_row(job, settings.run_id) for job in new])
+        books.write_now()  # before its result can be told: a search must not know more than the catalogue
         show(new)
 
     with (

@@ -79,6 +79,14 @@ def test_changes_are_in_the_catalogue_soon_and_at_the_latest_at_the_end(catalogu
     }
 
 
+def test_what_is_written_now_is_there_at_once(catalogue: Catalogue) -> None:
+    """A search tells its database of a result; the trial's row has to be there before it."""
+    books = Bookkeeper(catalogue, "run")  # its thread has not begun
+    books.trial_added(trial_row(2))
+    books.write_now()
+    assert catalogue.trial("run_00002") is not None
+
+
 def test_while_the_database_is_away_changes_wait_and_nobody_else_does(catalogue: Catalogue) -> None:
     with Bookkeeper(catalogue, "run") as books:
         with locked(catalogue):
