@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from models.variants import VariantError, unknown
+from models.variants import VariantError, one_line, unknown
 
 OUR_PACKAGES = ("models", "study", "service")
 
@@ -92,11 +92,6 @@ def _looked_in(module_name: str) -> str:
     if own in OUR_PACKAGES:
         return f"'{own}' is a package of gradnorm-study's own: give yours another name"
     return f"looked in {os.getcwd()}, PYTHONPATH and what is installed"
-
-
-def one_line(error: Exception) -> str:
-    """An exception's type and text."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]
 
 
 def complete(kind: str, spec: Mapping[str, Any]) -> dict[str, Any]:

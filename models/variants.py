@@ -21,6 +21,11 @@ class VariantError(ValueError):
     """A variant or option that no table knows; says what was given, what is known, and where."""
 
 
+def one_line(error: Exception) -> str:
+    """An exception's type and text."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]
+
+
 def unknown(kind: str, given: str, known: Iterable[str], where: str = "") -> VariantError:
     """The error of an unknown name: given, nearest, known, where."""
     names = sorted(known)

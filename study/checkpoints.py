@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from study.ranks import said_by_the_first
 from study.storage import Storage
 
 
@@ -48,9 +49,7 @@ def same_checkpoint(
     storage: Storage, run_id: str, trial_id: str, state: dict[str, Any] | None
 ) -> dict[str, Any] | None:
     """On every rank the state that the first one has chosen."""
-    box = [state["step"] if state else None]
-    torch.distributed.broadcast_object_list(box)
-    (step,) = box
+    step = said_by_the_first(state["step"] if state else None)
     if step is None or (state and state["step"] == step):
         return state
     return next(one for one in load_checkpoints(storage, run_id, trial_id) if one["step"] == step)

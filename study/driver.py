@@ -172,10 +172,11 @@ def run_jobs(
     `attempts`: how often each trial was started before. Ctrl-C and SIGTERM end it early.
     """
     wanted, workers = trial_resources(study, nodes), num_workers(study)
-    # A point that waits for room could have been suggested with more knowledge, and Tune doesn't know
-    # what workers take.
-    rooms = num_rooms(wanted, nodes) // workers if search or workers > 1 else None
-    limit = settings.max_concurrent or study.search.max_concurrent
+    limit, rooms = settings.max_concurrent or study.search.max_concurrent, num_rooms(wanted, nodes) // workers
+    if workers > 1:
+        limit = min(limit or rooms, rooms)  # Tune doesn't know what they take
+    elif search:
+        limit = limit or rooms  # a point that waits for room could have been suggested with more knowledge
     storage = Storage(settings.storage)
     lines: dict[str, Line] = {}
 
@@ -216,7 +217,7 @@ def run_jobs(
             spec,
             search=search,
             adopt=adopt,
-            max_concurrent=min(limit, rooms) if limit and workers > 1 and rooms else limit or rooms,
+            max_concurrent=limit,
             time_budget=study.search.time_budget,
         )
         tuner = tune.Tuner(

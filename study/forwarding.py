@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from models.variants import build
+from models.variants import build, one_line
 from study.loggers import LOGGERS, Columns, LoggedTrial, Logger
 from study.storage import Storage
 from study.traces import read_trace
@@ -45,11 +45,7 @@ def prepare_loggers(specs: Sequence[Mapping[str, Any]], say: Callable[[str], Any
         try:
             build("logger", LOGGERS, spec).prepare()
         except Exception as error:  # noqa: BLE001 (whatever its package raises)
-            say(f"warning: logger {spec['name']}: {_one_line(error)}")
-
-
-def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            say(f"warning: logger {spec['name']}: {one_line(error)}")
 
 
 class Loggers:
@@ -95,7 +91,7 @@ class Loggers:
                 work(name, logger)
             except Exception as error:  # noqa: BLE001 (whatever its package raises, the trial goes on)
                 del self._open[name]
-                self.notes.append(f"logger {name} gave up at step {self.step}: {_one_line(error)}")
+                self.notes.append(f"logger {name} gave up at step {self.step}: {one_line(error)}")
 
 
 def _recorded(trial: LoggedTrial, first: int) -> dict[str, Any]:

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from models.imports import one_line
-from models.variants import VariantError, unknown
+from models.variants import VariantError, one_line, unknown
 from study.tokenizing import EXTRA, encode_up_to, go_offline_where_there_is_no_hub, open_tokenizer
 from study.tokens import DataError, Tokens, cached, hash_of
 

@@ -8,7 +8,7 @@ torch.distributed's default group has to be there (Ray Train makes it; torchrun 
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,7 @@ from study.imported import ImportedSection
 if TYPE_CHECKING:
     from study.config import TrialConfig
 
+Result = TypeVar("Result")
 Loss = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -82,9 +83,7 @@ class Replicated(Ranks):
         return value
 
     def agree(self, value: int) -> int:
-        box = [value]
-        dist.broadcast_object_list(box)
-        return box[0]
+        return said_by_the_first(value)
 
     def combine(self, observed: dict[str, Tensor]) -> dict[str, Tensor]:
         for name, value in observed.items():
@@ -190,6 +189,13 @@ def _refusal_of_shares(config: "TrialConfig") -> str | None:
         if name in UNSHARDED:
             return f"{name} changes whole matrices, fsdp2 has shares of them; known: ddp"
     return "compile is untried on fsdp2's shares; known: ddp" if config.compile else None
+
+
+def said_by_the_first(value: Result) -> Result:
+    """What the first rank has as `value`, on every rank."""
+    box = [value]
+    dist.broadcast_object_list(box)
+    return box[0]
 
 
 def ranks_of(workers: int, parallel: str) -> Ranks:

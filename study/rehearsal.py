@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from models.imported import ImportedModel, Model, OutputError
-from models.imports import is_import, one_line
+from models.imports import is_import
 from models.losses import IGNORED_TARGET
 from models.optimizers import build_optimizer
-from models.variants import VariantError
+from models.variants import VariantError, one_line
 from study.imported import build_model
 
 if TYPE_CHECKING:
@@ -70,13 +70,13 @@ def _model(config: "TrialConfig", vocab_size: int) -> Model:
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise VariantError(f"model '{name}' has no parameter to train")
     error = _try_forward(model, config.model.context_length)
-    small = sum(parameter.numel() for parameter in model.parameters()) <= SMALL
-    if error is not None and not isinstance(error, OutputError) and small:
+    if error is not None and not isinstance(error, OutputError):
+        if sum(parameter.numel() for parameter in model.parameters()) > SMALL:
+            return model  # whether it works with numbers shows at its first step
         earnest = build_model(config, vocab_size)
         assert isinstance(earnest, ImportedModel)
         error = _try_forward(earnest, config.model.context_length)
-        small = error is not None
-    if isinstance(error, OutputError) or (error is not None and small):
+    if error is not None:
         raise VariantError(f"model '{name}' fails on a batch: {one_line(error)}")
     return model
 

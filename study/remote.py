@@ -26,6 +26,7 @@ def run_behind_client(
     address: str,
     arguments: Sequence[str],
     place: Place,
+    storage: str,
     study: str,
     overrides: list[str],
     profile: str | None,
@@ -35,9 +36,9 @@ def run_behind_client(
 
     What can be refused here is refused here. Ctrl-C interrupts it there. Raises ConfigError.
     """
-    if place.storage.is_local and place.storage.given != place.storage.root:
+    if place.storage.is_local and not os.path.isabs(os.path.expanduser(storage.removeprefix("file://"))):
         raise ConfigError(
-            f"storage '{place.storage.given}' is a folder of this machine; known: an absolute path that "
+            f"storage '{storage}' is a folder of this machine; known: an absolute path that "
             "all nodes share, or a URI such as s3://bucket/prefix (--storage)"
         )
     if resume is None:

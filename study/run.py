@@ -71,7 +71,9 @@ def main(
         if dry_run:
             status = show_plan(study, overrides or [], place, console, profile)
         elif address is not None and address.startswith("ray://") and not (watch or recompute or delete):
-            status = run_behind_client(address, sys.argv[1:], place, study, overrides or [], profile, resume)
+            status = run_behind_client(
+                address, sys.argv[1:], place, storage, study, overrides or [], profile, resume
+            )
         elif resume is not None:
             status = resume_run(resume, place, console)
         elif watch is not None:

@@ -79,6 +79,8 @@ def named_arms(study: StudyConfig) -> list[tuple[str | None, dict[str, Any]]]:
         overrides = {key: value for key, value in arm.items() if key != "label"}
         if "seed" in overrides or "seed" in study.space:
             raise ConfigError("seeds are not an arm's matter: use search.seeds (arms or space: seed)")
+        if "workers" in overrides or "workers" in study.space:
+            raise ConfigError("workers are not an arm's matter: use trial.workers (arms or space: workers)")
         label = arm.get("label")
         found.append((None if label is None else str(label), overrides))
     return found
@@ -208,9 +210,7 @@ def trial_resources(study: StudyConfig, nodes: Iterable[Mapping[str, Any]]) -> d
 
 
 def num_workers(study: StudyConfig) -> int:
-    """The processes of one trial; the same for all trials of a study. ConfigError."""
-    if "workers" in study.space or any("workers" in arm for arm in study.arms):
-        raise ConfigError("workers are not an arm's matter: use trial.workers (arms or space: workers)")
+    """The processes of one trial; the same for all trials of a study."""
     return int(study.trial.get("workers", 1))
 
 

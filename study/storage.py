@@ -29,7 +29,7 @@ class Storage:
     """A root under which names are relative paths such as 'run/trial/trace/000000001.parquet'."""
 
     def __init__(self, uri: str | os.PathLike[str]) -> None:
-        text = self.given = os.fspath(uri)
+        text = os.fspath(uri)
         self.is_local = not urlsplit(text).scheme or text.startswith("file:")
         try:
             if self.is_local:

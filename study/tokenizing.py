@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from models.imports import one_line
+from models.variants import one_line
 from study.tokens import DataError
 
 EXTRA = "needs the `data` extra: pip install '.[data]'"

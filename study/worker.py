@@ -15,6 +15,8 @@ from typing import Any
 
 from ray import tune
 
+from models.variants import one_line
+
 # Stands for a number that is not finite wherever Ray or Optuna would trip over it.
 NOT_FINITE = 1e30
 BACK_OFF_SECONDS = 30.0
@@ -38,8 +40,7 @@ def run_trial(config: dict[str, Any]) -> None:
         else:
             train_trial(job, tune.report, stop=_leaving.is_set)
     except Exception as error:  # noqa: BLE001 (any failure is this trial's, and its reason is told)
-        text = " ".join(str(error).split())[:500]
-        _report(tune.report, 0, None, {"status": "failed", "error": f"{type(error).__name__}: {text}"})
+        _report(tune.report, 0, None, {"status": "failed", "error": one_line(error)})
     finally:
         _idle.set()
 

@@ -84,6 +84,8 @@ def test_a_label_never_carries_the_seed_and_two_arms_never_share_one() -> None:
     [
         ({"arms": [{"seed": 3}]}, "seeds are not an arm's matter: use search.seeds"),
         ({"space": {"seed": [1, 2]}}, "seeds are not an arm's matter: use search.seeds"),
+        ({"arms": [{"workers": 2}]}, "workers are not an arm's matter: use trial.workers"),
+        ({"space": {"workers": [1, 2]}}, "workers are not an arm's matter: use trial.workers"),
         ({"space": {"optimizer.lr": []}}, r"a grid's values must be a list that is not empty, got \[\]"),
         ({"space": {"optimizer.lr": 3}}, r"a grid's values must be a list .*, got 3.* \(space: optimizer.lr\)"),
         ({"arms": [{"clip.max_nrom": 3}]}, "unknown option of clip 'global_norm' 'max_nrom', did you mean"),

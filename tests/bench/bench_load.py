@@ -15,7 +15,6 @@ import os
 import random
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -30,15 +29,14 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from conftest import TinyStore  # noqa: E402 - after the path that leads there
+from servers import free_port  # noqa: E402
 
 CLIENTS = 64
 
 
 def serve(folder: Path) -> tuple[subprocess.Popen, str]:
     """The service as it is deployed: a process of its own."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-m", "uvicorn", "--factory", "service.app:create_app", "--port", str(port)],
         env=os.environ | {"GRADNORM_STORAGE": str(folder), "GRADNORM_LOG_LEVEL": "error"},
